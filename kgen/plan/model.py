@@ -1,0 +1,79 @@
+"""The plan of one generated kernel: frozen facts and choices, nothing of Pydantic.
+
+``lower`` makes plans, ``render`` turns them into source; nothing else decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Block:
+    """A power-of-two slice of a head dimension: columns ``start .. start + valid`` in ``width`` lanes."""
+
+    start: int
+    width: int
+    valid: int
+
+    @property
+    def is_padded(self) -> bool:
+        """Some lanes lie past the head dimension and must be masked."""
+        return self.valid < self.width
+
+
+@dataclass(frozen=True)
+class Window:
+    """Keys a query at position ``p`` sees: ``p - left`` to ``p + right``; ``None`` is no limit."""
+
+    left: int | None
+    right: int | None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A row of the launch table.
+
+    ``block_m`` counts query rows (prefill: query tokens, decode: query heads of
+    one KV group), ``block_n`` keys. ``programs_per_sm`` sizes the balanced
+    decode grid and is 0 for prefill. ``shared_bytes`` is the conservative
+    estimate of shared memory a program takes.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """Everything the renderer needs to write one module."""
+
+    spec_name: str
+    spec_path: str  # as written in the header: "specs/llama3_8b.yaml"
+    spec_digest: str
+    spec: dict[str, object]  # the resolved spec as plain data, the module's SPEC
+    kernel: str  # name of the module
+    template: str  # "prefill" | "decode": templates/kernels/<template>.py.j2
+    dtype: str  # "float16" | "bfloat16" | "float32"
+    allow_tf32: bool
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_v: int
+    qk_blocks: tuple[Block, ...]
+    v_blocks: tuple[Block, ...]
+    sm_scale: float
+    mask: str  # kind of the mask, for the words of the docstring
+    window: Window
+    num_splits: int | None  # decode: fixed number of splits, None is the balanced schedule
+    launch: tuple[tuple[str, Tile], ...]  # by target, in the order of spec.targets
+    reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_qo_heads // self.num_kv_heads
