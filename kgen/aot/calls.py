@@ -1,0 +1,87 @@
+"""Representative calls of a generated module, from its own ``SPEC``.
+
+Between them they make every launch that the module can make with well-aligned
+tensors: with and without LSE, with a scheduled, a single and a fixed number of
+splits. The tensors are fake (shapes without memory), so sizes cost nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kgen.errors import KgenError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Not 1 and not multiples of 16: Triton specialises on both, and a server's lengths are neither.
+BATCH = 3
+QUERY_TOKENS = 1019
+KEY_TOKENS = 4099
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Batch and lengths of a representative call."""
+
+    batch: int = BATCH
+    query_tokens: int = QUERY_TOKENS
+    key_tokens: int = KEY_TOKENS
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call of ``attention``; ``label`` says what is particular about it."""
+
+    label: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Iterator[Call]:
+    """Calls for the module ``kernel`` of ``spec`` (its ``SPEC``); inside a ``FakeTensorMode``.
+
+    Raises KgenError for a kind of kernel that has no calls here.
+    """
+    kind = spec["kernels"][kernel]["kind"]
+    if kind == "prefill":
+        yield from _prefill(spec, sizes)
+    elif kind == "decode":
+        yield from _decode(spec, sizes)
+    else:
+        raise KgenError(f"{kernel}: no representative call is known for a kernel of kind {kind}")
+
+
+def _tensor(spec: dict[str, Any], *shape: int) -> Any:
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, spec["dtype"]), device="cuda")
+
+
+def _keys_and_values(spec: dict[str, Any], sizes: Sizes) -> tuple[Any, Any]:
+    """k ``[B, Hkv, N, Dqk]`` and v ``[B, Hkv, N, Dv]``."""
+    layer = spec["attention"]
+    heads = (sizes.batch, layer["num_kv_heads"], sizes.key_tokens)
+    return _tensor(spec, *heads, layer["head_dim_qk"]), _tensor(spec, *heads, layer["head_dim_v"])
+
+
+def _prefill(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
+    layer = spec["attention"]
+    q = _tensor(spec, sizes.batch, layer["num_qo_heads"], sizes.query_tokens, layer["head_dim_qk"])
+    k, v = _keys_and_values(spec, sizes)
+    yield Call("prefill", (q, k, v), {})
+    yield Call("prefill with lse", (q, k, v), {"return_lse": True})
+
+
+def _decode(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
+    import torch
+
+    layer = spec["attention"]
+    q = _tensor(spec, sizes.batch, layer["num_qo_heads"], layer["head_dim_qk"])
+    k, v = _keys_and_values(spec, sizes)
+    seq_lens = torch.empty((sizes.batch,), dtype=torch.int32, device="cuda")
+    for num_splits in (None, 1, 3):
+        options = {"seq_lens": seq_lens, "num_splits": num_splits}
+        yield Call(f"decode num_splits={num_splits}", (q, k, v), options)
+        yield Call(f"decode num_splits={num_splits} with lse", (q, k, v), options | {"return_lse": True})
