@@ -47,7 +47,7 @@ def is_jitted(value: Any) -> bool:
 
 
 def _sources(function: Any) -> Iterator[str]:
-    """Each function of the kernel as a tree without comments and docstring, and the constants it takes from its module."""
+    """Each function of the kernel, a tree without comments and docstring, with the constants of its module it uses."""
     for name, member in functions_of(function).items():
         tree = ast.parse(member.src).body[0]
         if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:

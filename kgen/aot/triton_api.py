@@ -95,14 +95,15 @@ def gpu_target(device: Device) -> GPUTarget:
 def recording(device: Device, record: Callable[[RecordedLaunch], None]) -> Iterator[None]:
     """Inside, tensors are fake and on ``device``, and launches of Triton kernels go to ``record``."""
 
-    def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        options = json.loads(compile["specialization_data"])["options"]
+    def hook(*, fn: Any, **details: Any) -> bool:
+        about = details["compile"]
+        options = json.loads(about["specialization_data"])["options"]
         record(
             RecordedLaunch(
                 function=fn.jit_function,
-                signature=compile["signature"],
-                constants=compile["constants"],
-                attributes=compile["configs"][0],
+                signature=about["signature"],
+                constants=about["constants"],
+                attributes=about["configs"][0],
                 # JSON made lists of Triton's tuples.
                 options={key: tuple(value) if isinstance(value, list) else value for key, value in options.items()},
             )
@@ -153,25 +154,29 @@ def _torch_sees(device: Device) -> Iterator[None]:
 def compile_launch(launch: RecordedLaunch, device: Device) -> Resources:
     """Compile for ``device`` and read the machine code; raises what Triton raises."""
     source = triton.compiler.ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
-    log = io.StringIO()
-    kernel, log_path = None, None
-    for always_compile in (False, True):
-        with _knobs(always_compile), contextlib.redirect_stdout(log):
-            kernel = triton.compile(source, target=gpu_target(device), options=launch.options)
-        log_path = _entry(kernel) / _PTXAS_LOG
-        if device.backend == "hip":
-            return _amd_resources(kernel)
-        if log.getvalue():
-            # Nothing but the assembler's own words tells of spills and serialised wgmma: keep them with the entry.
-            log_path.write_text(log.getvalue(), encoding="utf-8")
-        if log_path.exists():
-            break
-    assert kernel is not None and log_path is not None
+    kernel, log = _compile(source, device, launch.options, always_compile=False)
+    if device.backend == "hip":
+        return _amd_resources(kernel)
+    # Only the assembler's own words tell of spills and serialised wgmma, and a cached kernel
+    # comes without them: they are kept in its entry of the cache.
+    log_path = _entry(kernel) / _PTXAS_LOG
+    if not log and not log_path.exists():
+        kernel, log = _compile(source, device, launch.options, always_compile=True)
+    if log:
+        log_path.write_text(log, encoding="utf-8")
     return _nvidia_resources(kernel, log_path.read_text(encoding="utf-8"))
 
 
+def _compile(source: Any, device: Device, options: dict[str, Any], *, always_compile: bool) -> tuple[Any, str]:
+    """The compiled kernel and the log of its assembler, which is empty when the cache had the kernel."""
+    log = io.StringIO()
+    with _knobs(always_compile=always_compile), contextlib.redirect_stdout(log):
+        kernel = triton.compile(source, target=gpu_target(device), options=options)
+    return kernel, log.getvalue()
+
+
 @contextlib.contextmanager
-def _knobs(always_compile: bool) -> Iterator[None]:
+def _knobs(*, always_compile: bool) -> Iterator[None]:
     with knobs.compilation.scope(), knobs.nvidia.scope():
         knobs.compilation.always_compile = always_compile
         knobs.nvidia.dump_ptxas_log = True

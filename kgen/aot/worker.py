@@ -13,14 +13,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kgen.aot.calls import Sizes, representative_calls
 from kgen.aot.model import DEVICES, CompiledKernel, Failure, Launch
 from kgen.errors import KgenError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from kgen.aot.triton_api import RecordedLaunch
 
 
@@ -120,7 +121,7 @@ def _load(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise KgenError(f"{path} is not a Python module")
-    module: Any = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
