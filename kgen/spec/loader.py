@@ -1,0 +1,210 @@
+"""Spec files to validated specs, or every fault of every file with its place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kgen.diagnostics import Diagnostic, Problem, printable
+from kgen.errors import InputError, SpecError
+from kgen.plan import features
+from kgen.spec import rules
+from kgen.spec.validate import validate
+from kgen.spec.yaml_source import MAX_BYTES, Document, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kgen.spec.model import SpecFile
+
+SUFFIXES = (".yaml", ".yml")
+MAX_REPORTED = 100  # problems of one file; a file with more is not a spec
+
+
+@dataclass(frozen=True)
+class LoadedSpec:
+    """A valid spec and where it comes from.
+
+    ``display`` is the path as it was given, ``digest`` the SHA-256 of the
+    resolved spec (comments and the order of keys do not count).
+    """
+
+    path: Path | None
+    display: str
+    spec: SpecFile
+    digest: str
+    document: Document = field(repr=False, compare=False)
+
+    def diagnose(self, problems: Iterable[Problem]) -> tuple[Diagnostic, ...]:
+        """Problems with their places in this file, in file order."""
+        return self.document.diagnose(problems)
+
+
+def load_text(text: str | bytes, display: str) -> LoadedSpec:
+    """Parse and validate a spec. ``display`` names it in messages.
+
+    Raises:
+        SpecError: with every problem found, in file order.
+    """
+    return _load(text, None, display)
+
+
+def load_file(path: Path, *, display: str | None = None) -> LoadedSpec:
+    """Read, parse and validate a spec file.
+
+    Raises:
+        InputError: the path is missing, a folder, no regular file, or cannot be read.
+        SpecError: with every problem found, in file order.
+    """
+    return _load(_read(path), path, display or str(path))
+
+
+def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
+    """Load files, and the ``*.yaml`` and ``*.yml`` of folders (by name, not of their subfolders).
+
+    A file that is named twice is loaded once.
+
+    Raises:
+        InputError: a path that is missing or cannot be read, a folder without specs.
+        SpecError: the problems of all files, and names that two specs share.
+    """
+    loaded: list[LoadedSpec] = []
+    diagnostics: list[Diagnostic] = []
+    for path, text in _sources(paths):
+        try:
+            loaded.append(_load(text, path, str(path)))
+        except SpecError as error:
+            diagnostics += error.diagnostics
+    diagnostics += _shared_names(loaded)
+    if diagnostics:
+        raise SpecError(diagnostics)
+    return tuple(loaded)
+
+
+def digest(spec: SpecFile) -> str:
+    """SHA-256 (hex) of the resolved spec as canonical JSON."""
+    data = spec.model_dump(mode="json")
+    text = json.dumps(
+        data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _load(text: str | bytes, path: Path | None, display: str) -> LoadedSpec:
+    document = read(text, display)
+    diagnostics = list(document.problems)
+    spec: SpecFile | None = None
+    if document.is_complete:
+        spec, problems = validate(document)
+        if spec is not None:
+            problems = [*problems, *rules.check(spec), *features.check(spec)]
+        diagnostics += document.diagnose(problems)
+    if diagnostics or spec is None:
+        ordered = sorted(diagnostics, key=lambda d: (d.line, d.column, d.code))
+        raise SpecError(_limited(ordered))
+    return LoadedSpec(path, display, spec, digest(spec), document)
+
+
+def _limited(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+    if len(diagnostics) <= MAX_REPORTED:
+        return diagnostics
+    kept, rest = diagnostics[: MAX_REPORTED - 1], diagnostics[MAX_REPORTED - 1 :]
+    first = rest[0]
+    message = f"{first.message} (and {len(rest) - 1} more problems below)"
+    kept.append(
+        Diagnostic(
+            first.code,
+            first.path,
+            first.line,
+            first.column,
+            first.length,
+            message,
+            first.source_line,
+            first.help,
+        )
+    )
+    return kept
+
+
+def _read(path: Path) -> bytes:
+    """At most one byte more than a spec may have."""
+    if not str(path).isprintable():
+        raise InputError(
+            f"{printable(str(path))}: the path holds control characters; rename it"
+        )
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder, expected a spec file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a regular file")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file or folder") from None
+    except (OSError, ValueError) as error:
+        reason = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else str(error)
+        )
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+
+
+def _sources(paths: Sequence[Path]) -> list[tuple[Path, bytes]]:
+    """Every file to load with its bytes; all unusable paths are reported together."""
+    found: dict[Path, tuple[Path, bytes]] = {}
+    errors: list[str] = []
+    for path in paths:
+        try:
+            for file in _files(path):
+                key = file.resolve()
+                if key not in found:
+                    found[key] = (file, _read(file))
+        except InputError as error:
+            errors.append(str(error))
+    if errors:
+        raise InputError("\n".join(errors))
+    return list(found.values())
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        if not path.is_dir():
+            return [path]
+        entries = [
+            e
+            for e in path.iterdir()
+            if e.suffix in SUFFIXES and not e.name.startswith(".") and e.is_file()
+        ]
+    except (OSError, ValueError) as error:
+        reason = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else str(error)
+        )
+        raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from None
+    if not entries:
+        raise InputError(f"{path}: the folder holds no spec (*.yaml or *.yml)")
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _shared_names(loaded: Sequence[LoadedSpec]) -> list[Diagnostic]:
+    """Two specs of one name would write the same files."""
+    first: dict[str, str] = {}
+    found: list[Diagnostic] = []
+    for item in loaded:
+        if item.spec.name in first:
+            message = f"name {item.spec.name} is taken by {first[item.spec.name]}"
+            found += item.diagnose(
+                [
+                    Problem(
+                        "KG214", ("name",), message, "give each spec a name of its own"
+                    )
+                ]
+            )
+        else:
+            first[item.spec.name] = item.display
+    return found

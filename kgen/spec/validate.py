@@ -1,0 +1,245 @@
+"""Data of a spec file to a ``SpecFile``, with every fault named in the words of the spec language.
+
+Pydantic finds the faults; this module says them, and repairs a draft of the
+data so that the next round finds those that were hidden behind them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ValidationError
+
+from kgen.diagnostics import Loc, Problem, clipped, joined
+from kgen.spec import names
+from kgen.spec.draft import Draft
+from kgen.spec.fields import FieldType, at, place, type_at
+from kgen.spec.model import SpecFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kgen.spec.fields import Place
+    from kgen.spec.yaml_source import Document
+
+_MAX_ROUNDS = 8  # a round uncovers at least one more level of the spec
+_MAX_GUESSED = (
+    64  # characters; longer words are not misspellings, and comparing them is slow
+)
+
+
+def validate(document: Document) -> tuple[SpecFile | None, list[Problem]]:
+    """The spec and its problems.
+
+    With problems, the spec is what is left after repairs, good for finding more
+    problems only, or ``None``.
+    """
+    checker = _Checker(document)
+    return checker.run(), checker.problems
+
+
+def closest(word: str, words: Iterable[str]) -> str | None:
+    """The one of ``words`` that ``word`` was probably meant to be."""
+    if len(word) > _MAX_GUESSED:
+        return None
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), list(words), n=1)
+    return found[0] if found else None
+
+
+class _Checker:
+    """Validates, reports and repairs until nothing new is found."""
+
+    def __init__(self, document: Document) -> None:
+        self.problems: list[Problem] = []
+        self._document = document
+        self._draft = Draft(document.data)
+        self._reported: set[Loc] = set(document.refused)
+
+    def run(self) -> SpecFile | None:
+        for _ in range(_MAX_ROUNDS):
+            try:
+                return SpecFile.model_validate(self._draft.data)
+            except ValidationError as error:
+                faults = error.errors(include_url=False, include_input=False)
+            # Missing fields first: they are judged while the misspelt key is still there.
+            for fault in sorted(
+                faults, key=lambda fault: fault["type"] == "extra_forbidden"
+            ):
+                self._fault(fault, place(fault["loc"]))
+            if not self._draft.commit():
+                return None
+        return None
+
+    def _fault(self, fault: Mapping[str, Any], where: Place) -> None:
+        loc, kind = where.loc, where.type
+        if where.is_key:
+            message = f"{_shown(loc[-1])} cannot name a kernel: {_reason(fault)}"
+            self._report("KG104", loc, message, _other_name(loc[-1]), at="key")
+            self._draft.leave_out(loc)
+        elif fault["type"] == "extra_forbidden":
+            self._unknown(loc, where.owner)
+        elif fault["type"] == "missing" and kind is not None:
+            self._missing(loc, f"{loc[-1]}: {kind.allowed()}")
+        elif fault["type"] == "union_tag_not_found" and kind is not None:
+            self._missing_kind(loc, kind)
+        elif fault["type"] == "union_tag_invalid" and kind is not None:
+            self._wrong((*loc, "kind"), FieldType(Literal[tuple(kind.models)]), fault)
+        elif kind is not None:
+            self._wrong(loc, kind, fault)
+
+    def _unknown(self, loc: Loc, owner: FieldType | None) -> None:
+        fields = list(owner.annotation.model_fields) if owner is not None else []
+        present = at(self._draft.data, loc[:-1])
+        guess = closest(
+            str(loc[-1]), [field for field in fields if field not in present]
+        )
+        help = f"did you mean {guess}?" if guess else f"its fields: {', '.join(fields)}"
+        self._report(
+            "KG103",
+            loc,
+            f"{_shown(loc[-1])} is not a field of {_name(loc[:-1])}",
+            help,
+            at="key",
+        )
+        if guess:
+            self._draft.rename(loc, guess)
+        else:
+            self._draft.remove(loc)
+
+    def _missing(self, loc: Loc, help: str) -> None:
+        owner = type_at(loc[:-1], self._draft.data)
+        present = at(self._draft.data, loc[:-1])
+        fields = (
+            list(owner.annotation.model_fields)
+            if owner is not None and owner.is_model
+            else []
+        )
+        free = [field for field in fields if field not in present]
+        if any(key not in fields and closest(key, free) == loc[-1] for key in present):
+            return  # the unknown key is reported, and renamed
+        self._report("KG101", loc, f"{_name(loc[:-1])} needs the field {loc[-1]}", help)
+        self._draft.leave_out(loc)
+
+    def _missing_kind(self, loc: Loc, union: FieldType) -> None:
+        """Go on as the kind whose fields fit best, if one fits better than the others."""
+        tags = list(union.models)
+        message, help = f"{_name(loc)} needs the field kind", f"kind: {joined(tags)}"
+        present = at(self._draft.data, loc)
+        scores = [
+            sum(key in model.model_fields for key in present)
+            for model in union.models.values()
+        ]
+        guess = (
+            tags[scores.index(max(scores))] if scores.count(max(scores)) == 1 else None
+        )
+        if loc[:1] == ("kernels",) and len(loc) == 2:
+            message = f"kernel {_shown(loc[1])} needs the field kind, as its name is not {joined(tags)}"
+            guess = (
+                next((tag for tag in tags if tag in str(loc[1])), None)
+                or closest(str(loc[1]), tags)
+                or guess
+            )
+        self._report(
+            "KG101",
+            (*loc, "kind"),
+            message,
+            f"did you mean kind: {guess}?" if guess else help,
+        )
+        if guess:
+            self._draft.replace((*loc, "kind"), guess)
+        else:
+            self._draft.leave_out(loc)
+
+    def _wrong(self, loc: Loc, kind: FieldType, fault: Mapping[str, Any]) -> None:
+        value, name = at(self._draft.data, loc), _name(loc)
+        node = self._document.nodes.get(self._draft.written(loc))
+        text = node.text if node is not None else None
+        if fault["type"] == "value_error":
+            self._report(
+                "KG104",
+                loc,
+                f"{name} is {clipped(text or '')}: {_reason(fault)}",
+                _other_name(value),
+            )
+            self._draft.replace(loc, "spec")
+            return
+        guess = closest(value, kind.choices()) if isinstance(value, str) else None
+        is_what = "has no value" if value is None else f"is {_described(value, text)}"
+        help = f"did you mean {guess}?" if guess else _usual_slip(loc, value, kind)
+        self._report("KG102", loc, f"{name} {is_what}, must be {kind.allowed()}", help)
+        if guess:
+            self._draft.replace(loc, guess)
+        else:
+            self._draft.leave_out(loc)
+
+    def _report(
+        self,
+        code: str,
+        loc: Loc,
+        message: str,
+        help: str | None,
+        at: Literal["key", "value"] = "value",
+    ) -> None:
+        """Report a fault, unless it is (in) a value that has been reported."""
+        loc = self._draft.written(loc)
+        if not any(loc[:end] in self._reported for end in range(len(loc) + 1)):
+            self._reported.add(loc)
+            self.problems.append(Problem(code, loc, message, help, at))
+
+
+def _name(loc: Loc) -> str:
+    """How a message calls the field at ``loc``."""
+    if not loc:
+        return "the spec"
+    if isinstance(loc[-1], int):
+        return f"entry {loc[-1] + 1} of {_name(loc[:-1])}"
+    return (
+        f"kernel {_shown(loc[1])}"
+        if len(loc) == 2 and loc[0] == "kernels"
+        else _shown(loc[-1])
+    )
+
+
+def _shown(key: str | int) -> str:
+    return clipped(str(key)) or '""'
+
+
+def _described(value: Any, text: str | None) -> str:
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return clipped(text or "")
+
+
+def _reason(fault: Mapping[str, Any]) -> str:
+    """What a validator of the spec language said."""
+    return (
+        str(fault["ctx"]["error"])
+        if "error" in fault.get("ctx", {})
+        else str(fault["msg"])
+    )
+
+
+def _other_name(name: Any) -> str | None:
+    other = names.usable(name) if isinstance(name, str) else None
+    return f"write {other}" if other else None
+
+
+def _usual_slip(loc: Loc, value: Any, kind: FieldType) -> str | None:
+    """The help for a scalar in place of a mapping of kinds, or quotes round a number."""
+    field = loc[-1] if loc else ""
+    if kind.models and isinstance(value, str):
+        tag = closest(value, kind.models)
+        return f"write {field}: {{kind: {tag}}}" if tag else None
+    if kind.models and value is None and field in kind.models:
+        return f"write {field}: {{}}"
+    if kind.origin is dict and isinstance(value, list):
+        return f"write {field} as a mapping, `prefill: {{}}`"
+    words = {member.annotation for member in kind.members}
+    if (
+        isinstance(value, str)
+        and words & {int, float}
+        and value.lstrip("+-")[:1].isdigit()
+    ):
+        return "remove the quotes"
+    return "remove the quotes" if value in ("true", "false") and bool in words else None
