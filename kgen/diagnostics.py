@@ -28,10 +28,7 @@ def printable(text: str) -> str:
     """``text`` with every character that is not printable written as its escape."""
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def clipped(text: str, limit: int = 48) -> str:
@@ -41,11 +38,7 @@ def clipped(text: str, limit: int = 48) -> str:
 
 def joined(words: list[str] | tuple[str, ...], last: str = "or") -> str:
     """``a, b or c``."""
-    return (
-        f"{', '.join(words[:-1])} {last} {words[-1]}"
-        if len(words) > 1
-        else "".join(words)
-    )
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 @dataclass(frozen=True)
@@ -78,9 +71,7 @@ class Diagnostic:
 
     def text(self) -> str:
         """``file:line:col: error[KGnnn]: message``, the line, a caret and the help."""
-        head = (
-            f"{self.path}:{self.line}:{self.column}: error[{self.code}]: {self.message}"
-        )
+        head = f"{self.path}:{self.line}:{self.column}: error[{self.code}]: {self.message}"
         lines = [printable(head)]
         if self.source_line.strip():
             source, column = self._window()
@@ -103,10 +94,7 @@ class Diagnostic:
 
     def _window(self) -> tuple[str, int]:
         """The source line, safe to print and cut around the caret, and the caret's column in it."""
-        line = "".join(
-            c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}"
-            for c in self.source_line
-        )
+        line = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in self.source_line)
         if len(line) <= MAX_LINE_SHOWN:
             return line, self.column
         start = max(0, min(self.column - 1 - _BEFORE_CARET, len(line) - MAX_LINE_SHOWN))

@@ -41,9 +41,7 @@ class Feature:
 def check(spec: SpecFile) -> list[Problem]:
     """Every use of a feature that kgen does not generate yet (KG3xx), all reasons at once."""
     return [
-        Problem(
-            feature.code, loc, f"not generated yet: {feature.name}", feature.instead
-        )
+        Problem(feature.code, loc, f"not generated yet: {feature.name}", feature.instead)
         for feature in NOT_YET
         for loc in feature.uses(spec)
     ]
@@ -53,10 +51,7 @@ def table() -> str:
     """The table of features as the README shows it (Markdown)."""
     rows = [(f, "yes") for f in GENERATED] + [(f, "not yet") for f in NOT_YET]
     lines = ["| feature | in a spec | generated |", "|---|---|---|"]
-    lines += [
-        f"| {feature.name} | {feature.description} | {status} |"
-        for feature, status in rows
-    ]
+    lines += [f"| {feature.name} | {feature.description} | {status} |" for feature, status in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -86,9 +81,7 @@ def _mask_is(kind: str) -> Uses:
     return uses
 
 
-def _kernel(
-    kind: type[Kernel], field: str, test: Callable[[object], bool] = bool
-) -> Uses:
+def _kernel(kind: type[Kernel], field: str, test: Callable[[object], bool] = bool) -> Uses:
     """Kernels of ``kind`` whose ``field`` passes ``test``."""
 
     def uses(spec: SpecFile) -> Iterator[Loc]:
@@ -100,8 +93,7 @@ def _kernel(
 
 
 def _cache_is(
-    kernel: type[PrefillKernel] | type[DecodeKernel],
-    cache: type[ContiguousCache] | type[PagedCache],
+    kernel: type[PrefillKernel] | type[DecodeKernel], cache: type[ContiguousCache] | type[PagedCache]
 ) -> Uses:
     """Kernels of a kind whose cache is of a kind."""
     return _kernel(kernel, "kv", lambda kv: isinstance(kv, cache))
@@ -127,34 +119,14 @@ def _one_of(*words: str) -> Callable[[object], bool]:
 
 GENERATED = (
     Feature(
-        "KG341",
-        "MHA, GQA and MQA layers",
-        "`attention: {kind: grouped}`, any group size",
-        _layer_is(GroupedAttention),
+        "KG341", "MHA, GQA and MQA layers", "`attention: {kind: grouped}`, any group size", _layer_is(GroupedAttention)
     ),
-    Feature(
-        "KG342",
-        "values of another width",
-        "`head_dim_v` other than `head_dim_qk`",
-        _values_are_narrower_or_wider,
-    ),
+    Feature("KG342", "values of another width", "`head_dim_v` other than `head_dim_qk`", _values_are_narrower_or_wider),
     Feature("KG343", "full attention", "`mask: {kind: full}`", _mask_is("full")),
     Feature("KG344", "causal mask", "`mask: {kind: causal}`", _mask_is("causal")),
-    Feature(
-        "KG345",
-        "sliding window",
-        "`mask: {kind: sliding_window, size: …}`",
-        _mask_is("sliding_window"),
-    ),
-    Feature(
-        "KG346",
-        "two-sided window",
-        "`mask: {kind: window, left: …, right: …}`",
-        _mask_is("window"),
-    ),
-    Feature(
-        "KG347", "element types", "`dtype: float16`, `bfloat16` or `float32`", _dtype
-    ),
+    Feature("KG345", "sliding window", "`mask: {kind: sliding_window, size: …}`", _mask_is("sliding_window")),
+    Feature("KG346", "two-sided window", "`mask: {kind: window, left: …, right: …}`", _mask_is("window")),
+    Feature("KG347", "element types", "`dtype: float16`, `bfloat16` or `float32`", _dtype),
     Feature(
         "KG348",
         "prefill of dense batches",
@@ -171,34 +143,13 @@ GENERATED = (
 )
 
 NOT_YET = (
-    Feature(
-        "KG301",
-        "latent layers (MLA)",
-        "`attention: {kind: latent}`",
-        _layer_is(LatentAttention),
-    ),
-    Feature(
-        "KG302", "a separate rotary block", "`head_dim_pe`", _layer_has("head_dim_pe")
-    ),
-    Feature(
-        "KG303", "chunked mask", "`mask: {kind: chunked, size: …}`", _mask_is("chunked")
-    ),
-    Feature(
-        "KG304", "prefix-LM mask", "`mask: {kind: prefix_lm}`", _mask_is("prefix_lm")
-    ),
-    Feature(
-        "KG305",
-        "masks by expression",
-        "`mask: {kind: expression, visible: …}`",
-        _mask_is("expression"),
-    ),
+    Feature("KG301", "latent layers (MLA)", "`attention: {kind: latent}`", _layer_is(LatentAttention)),
+    Feature("KG302", "a separate rotary block", "`head_dim_pe`", _layer_has("head_dim_pe")),
+    Feature("KG303", "chunked mask", "`mask: {kind: chunked, size: …}`", _mask_is("chunked")),
+    Feature("KG304", "prefix-LM mask", "`mask: {kind: prefix_lm}`", _mask_is("prefix_lm")),
+    Feature("KG305", "masks by expression", "`mask: {kind: expression, visible: …}`", _mask_is("expression")),
     Feature("KG306", "attention sinks", "`sinks: true`", _layer_has("sinks")),
-    Feature(
-        "KG307",
-        "soft cap of the logits",
-        "`logits_soft_cap`",
-        _layer_has("logits_soft_cap"),
-    ),
+    Feature("KG307", "soft cap of the logits", "`logits_soft_cap`", _layer_has("logits_soft_cap")),
     Feature("KG308", "ALiBi", "`alibi: true`", _layer_has("alibi")),
     Feature(
         "KG309",
@@ -214,12 +165,7 @@ NOT_YET = (
         _kernel(PrefillKernel, "layout", _one_of("ragged")),
         "layout: bhsd is generated",
     ),
-    Feature(
-        "KG311",
-        "prefill of padded batches",
-        "`prefill: {padded: true}`",
-        _kernel(PrefillKernel, "padded"),
-    ),
+    Feature("KG311", "prefill of padded batches", "`prefill: {padded: true}`", _kernel(PrefillKernel, "padded")),
     Feature(
         "KG312",
         "prefill from a paged cache",

@@ -8,6 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class SpecModel(BaseModel):
     """Frozen and strict: no unknown key, no silent conversion, no later change."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

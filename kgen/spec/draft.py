@@ -72,11 +72,7 @@ class Draft:
     def commit(self) -> bool:
         """Apply the repairs; true if another round can find more."""
         # Indices from the highest down, so that those below stay valid.
-        for loc in sorted(
-            self._left_out,
-            key=lambda loc: loc[-1] if isinstance(loc[-1], int) else -1,
-            reverse=True,
-        ):
+        for loc in sorted(self._left_out, key=lambda loc: loc[-1] if isinstance(loc[-1], int) else -1, reverse=True):
             parent = at(self.data, loc[:-1])
             if len(parent) > 1 or loc[:-1] not in (("kernels",), ("targets",)):
                 del parent[loc[-1]]
@@ -104,6 +100,4 @@ class Draft:
         owner = type_at(loc[:-1], self.data)
         if owner is None:
             return True
-        return owner.is_model and bool(
-            owner.annotation.model_fields[str(loc[-1])].is_required()
-        )
+        return owner.is_model and bool(owner.annotation.model_fields[str(loc[-1])].is_required())

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from kgen.diagnostics import joined
-
 from kgen.spec.model import SpecFile
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ class FieldType:
         while get_origin(annotation) is Annotated:
             annotation, *extra = get_args(annotation)
             for item in extra:
-                constraints += (
-                    tuple(item.metadata) if isinstance(item, FieldInfo) else (item,)
-                )
+                constraints += tuple(item.metadata) if isinstance(item, FieldInfo) else (item,)
         return FieldType(annotation, constraints)
 
     @staticmethod
@@ -51,18 +48,14 @@ class FieldType:
     @property
     def is_model(self) -> bool:
         """One model, whose fields are known."""
-        return isinstance(self.annotation, type) and issubclass(
-            self.annotation, BaseModel
-        )
+        return isinstance(self.annotation, type) and issubclass(self.annotation, BaseModel)
 
     @property
     def members(self) -> tuple[FieldType, ...]:
         """The alternatives of a union, ``None`` left out; the type itself if it is no union."""
         if self.origin is not Union:
             return (self,)
-        return tuple(
-            FieldType.of(a) for a in get_args(self.annotation) if a is not type(None)
-        )
+        return tuple(FieldType.of(a) for a in get_args(self.annotation) if a is not type(None))
 
     @property
     def models(self) -> dict[str, type[BaseModel]]:
@@ -70,12 +63,8 @@ class FieldType:
         found: dict[str, type[BaseModel]] = {}
         for member in self.members:
             if member.is_model and "kind" in member.annotation.model_fields:
-                found |= {
-                    tag: member.annotation
-                    for tag in get_args(
-                        member.annotation.model_fields["kind"].annotation
-                    )
-                }
+                tags = get_args(member.annotation.model_fields["kind"].annotation)
+                found |= dict.fromkeys(tags, member.annotation)
         return found
 
     @property
@@ -88,11 +77,7 @@ class FieldType:
         words: list[str] = []
         for member in self.members:
             if member.origin is Literal:
-                words += [
-                    word
-                    for word in get_args(member.annotation)
-                    if isinstance(word, str)
-                ]
+                words += [word for word in get_args(member.annotation) if isinstance(word, str)]
         return tuple(words)
 
     def child(self, key: str | int) -> FieldType | None:
@@ -109,13 +94,7 @@ class FieldType:
         """What a value must be, in words: ``an integer from 8 to 512, a multiple of 8``."""
         if self.models:
             return f"a mapping of kind {joined(tuple(self.models))}"
-        return joined(
-            [
-                word
-                for member in self.members
-                for word in member._allowed(self.constraints)
-            ]
-        )
+        return joined([word for member in self.members for word in member._allowed(self.constraints)])
 
     def _allowed(self, outer: tuple[Any, ...]) -> Iterator[str]:
         constraints = self.constraints + outer
@@ -132,9 +111,7 @@ class FieldType:
         elif self.annotation is str:
             yield "text" + _limits(constraints, "characters")
         else:
-            yield ("an integer" if self.annotation is int else "a number") + _limits(
-                constraints, ""
-            )
+            yield ("an integer" if self.annotation is int else "a number") + _limits(constraints, "")
 
 
 @dataclass(frozen=True)
@@ -172,34 +149,26 @@ def place(pydantic_loc: Loc) -> Place:
 
 def type_at(loc: Loc, data: Any) -> FieldType | None:
     """The type at a path of keys; the ``kind`` in ``data`` decides between the models of a union."""
-    current = _decided(ROOT, data)
+    current = ROOT
     for step in loc:
-        if current is None:
-            return None
         data = below(data, step)
         child = current.child(step)
-        current = _decided(child, data) if child is not None else None
+        if child is None:
+            return None
+        current = _decided(child, data)
     return current
 
 
 def _decided(kind: FieldType, data: Any) -> FieldType:
     tag = data.get("kind") if isinstance(data, dict) else None
-    return (
-        FieldType.of(kind.models[tag])
-        if isinstance(tag, str) and tag in kind.models
-        else kind
-    )
+    return FieldType.of(kind.models[tag]) if isinstance(tag, str) and tag in kind.models else kind
 
 
 def below(data: Any, step: str | int) -> Any:
     """The value under a key or an index, ``None`` if there is none."""
     if isinstance(data, dict):
         return data.get(step)
-    return (
-        data[step]
-        if isinstance(data, list) and isinstance(step, int) and step < len(data)
-        else None
-    )
+    return data[step] if isinstance(data, list) and isinstance(step, int) and step < len(data) else None
 
 
 def at(data: Any, loc: Loc) -> Any:
@@ -217,16 +186,9 @@ def _limits(constraints: tuple[Any, ...], unit: str) -> str:
             value = getattr(constraint, name, None)
             if value is not None:
                 bounds[name] = value
-    low, high = (
-        bounds.get("ge", bounds.get("min_length")),
-        bounds.get("le", bounds.get("max_length")),
-    )
+    low, high = (bounds.get("ge", bounds.get("min_length")), bounds.get("le", bounds.get("max_length")))
     if unit:
-        return (
-            f" of {low} to {high} {unit}"
-            if low is not None and high is not None
-            else ""
-        )
+        return f" of {low} to {high} {unit}" if low is not None and high is not None else ""
     words = (
         f" from {low} to {high}"
         if low is not None and high is not None
@@ -235,9 +197,7 @@ def _limits(constraints: tuple[Any, ...], unit: str) -> str:
         else ""
     )
     if "gt" in bounds:
-        words = f" above {_number(bounds['gt'])}" + (
-            f" and at most {_number(high)}" if high is not None else ""
-        )
+        words = f" above {_number(bounds['gt'])}" + (f" and at most {_number(high)}" if high is not None else "")
     if "multiple_of" in bounds:
         words += f" and a multiple of {bounds['multiple_of']}"
     return words

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, Problem, printable
 from kgen.errors import InputError, SpecError
 from kgen.plan import features
 from kgen.spec import rules
+from kgen.spec.source import MAX_BYTES
 from kgen.spec.validate import validate
-from kgen.spec.yaml_source import MAX_BYTES, Document, read
+from kgen.spec.yaml_source import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
+    from kgen.spec.document import Document
     from kgen.spec.model import SpecFile
 
 SUFFIXES = (".yaml", ".yml")
@@ -87,9 +89,7 @@ def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
 def digest(spec: SpecFile) -> str:
     """SHA-256 (hex) of the resolved spec as canonical JSON."""
     data = spec.model_dump(mode="json")
-    text = json.dumps(
-        data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
@@ -112,29 +112,14 @@ def _limited(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
     if len(diagnostics) <= MAX_REPORTED:
         return diagnostics
     kept, rest = diagnostics[: MAX_REPORTED - 1], diagnostics[MAX_REPORTED - 1 :]
-    first = rest[0]
-    message = f"{first.message} (and {len(rest) - 1} more problems below)"
-    kept.append(
-        Diagnostic(
-            first.code,
-            first.path,
-            first.line,
-            first.column,
-            first.length,
-            message,
-            first.source_line,
-            first.help,
-        )
-    )
-    return kept
+    message = f"{rest[0].message} (and {len(rest) - 1} more problems below)"
+    return [*kept, replace(rest[0], message=message)]
 
 
 def _read(path: Path) -> bytes:
     """At most one byte more than a spec may have."""
     if not str(path).isprintable():
-        raise InputError(
-            f"{printable(str(path))}: the path holds control characters; rename it"
-        )
+        raise InputError(f"{printable(str(path))}: the path holds control characters; rename it")
     try:
         if path.is_dir():
             raise InputError(f"{path}: is a folder, expected a spec file")
@@ -145,11 +130,7 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file or folder") from None
     except (OSError, ValueError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{path}: cannot be read: {reason}") from None
 
 
@@ -174,17 +155,9 @@ def _files(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             return [path]
-        entries = [
-            e
-            for e in path.iterdir()
-            if e.suffix in SUFFIXES and not e.name.startswith(".") and e.is_file()
-        ]
+        entries = [e for e in path.iterdir() if e.suffix in SUFFIXES and not e.name.startswith(".") and e.is_file()]
     except (OSError, ValueError) as error:
-        reason = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from None
     if not entries:
         raise InputError(f"{path}: the folder holds no spec (*.yaml or *.yml)")
@@ -198,13 +171,7 @@ def _shared_names(loaded: Sequence[LoadedSpec]) -> list[Diagnostic]:
     for item in loaded:
         if item.spec.name in first:
             message = f"name {item.spec.name} is taken by {first[item.spec.name]}"
-            found += item.diagnose(
-                [
-                    Problem(
-                        "KG214", ("name",), message, "give each spec a name of its own"
-                    )
-                ]
-            )
+            found += item.diagnose([Problem("KG214", ("name",), message, "give each spec a name of its own")])
         else:
             first[item.spec.name] = item.display
     return found

@@ -29,25 +29,15 @@ class SlidingWindowMask(SpecModel):
     """Causal, and only the last ``size`` keys, the query's own included (Hugging Face's meaning)."""
 
     kind: Literal["sliding_window"]
-    size: int = Field(
-        ge=1, le=2**31 - 1, description="Keys a query sees, its own position included."
-    )
+    size: int = Field(ge=1, le=2**31 - 1, description="Keys a query sees, its own position included.")
 
 
 class WindowMask(SpecModel):
     """Keys from ``left`` before to ``right`` after the query's position (FlashAttention's meaning)."""
 
     kind: Literal["window"]
-    left: int = Field(
-        ge=-1,
-        le=2**31 - 1,
-        description="Keys before the query's position; -1 is no limit.",
-    )
-    right: int = Field(
-        ge=-1,
-        le=2**31 - 1,
-        description="Keys after the query's position; -1 is no limit.",
-    )
+    left: int = Field(ge=-1, le=2**31 - 1, description="Keys before the query's position; -1 is no limit.")
+    right: int = Field(ge=-1, le=2**31 - 1, description="Keys after the query's position; -1 is no limit.")
 
 
 class ChunkedMask(SpecModel):
@@ -67,18 +57,10 @@ class ExpressionMask(SpecModel):
     """A predicate over ``q_pos`` and ``kv_pos`` in the expression language."""
 
     kind: Literal["expression"]
-    visible: str = Field(
-        min_length=1, max_length=1000, description="True where the query sees the key."
-    )
+    visible: str = Field(min_length=1, max_length=1000, description="True where the query sees the key.")
 
 
 Mask = Annotated[
-    FullMask
-    | CausalMask
-    | SlidingWindowMask
-    | WindowMask
-    | ChunkedMask
-    | PrefixLMMask
-    | ExpressionMask,
+    FullMask | CausalMask | SlidingWindowMask | WindowMask | ChunkedMask | PrefixLMMask | ExpressionMask,
     Field(discriminator="kind"),
 ]

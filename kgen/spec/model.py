@@ -13,20 +13,14 @@ from kgen.spec.names import ModuleName, PackageName
 
 DType = Literal["float16", "bfloat16", "float32"]
 Target = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"]
-TARGETS: tuple[Target, ...] = (
-    "sm_80",
-    "sm_86",
-    "sm_89",
-    "sm_90",
-    "sm_100",
-    "sm_120",
-    "gfx942",
-)
+TARGETS: tuple[Target, ...] = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 KERNEL_KINDS = ("prefill", "decode", "backward")
 LATENT_FORMS = {"prefill": "expanded", "decode": "absorbed"}
 
+HEAD_DIMS = range(8, 513, 8)
+
 Heads = Annotated[int, Field(ge=1, le=4096)]
-HeadDim = Annotated[int, Field(ge=8, le=512, multiple_of=8)]
+HeadDim = Annotated[int, Field(ge=HEAD_DIMS[0], le=HEAD_DIMS[-1], multiple_of=HEAD_DIMS.step)]
 
 
 class GroupedAttention(SpecModel):
@@ -35,17 +29,9 @@ class GroupedAttention(SpecModel):
     kind: Literal["grouped"]
     num_qo_heads: Heads = Field(description="Query (and output) heads.")
     num_kv_heads: Heads = Field(description="KV heads; divides num_qo_heads.")
-    head_dim_qk: HeadDim = Field(
-        description="Width of a query and of a key, 8 to 512, a multiple of 8."
-    )
-    head_dim_v: HeadDim = Field(
-        default=0,
-        validate_default=False,
-        description="Width of a value; default head_dim_qk.",
-    )
-    head_dim_pe: HeadDim | None = Field(
-        default=None, description="Width of a separate rotary block; default none."
-    )
+    head_dim_qk: HeadDim = Field(description="Width of a query and of a key, 8 to 512, a multiple of 8.")
+    head_dim_v: HeadDim = Field(default=0, validate_default=False, description="Width of a value; default head_dim_qk.")
+    head_dim_pe: HeadDim | None = Field(default=None, description="Width of a separate rotary block; default none.")
     sm_scale: float = Field(
         default=0.0,
         gt=0.0,
@@ -54,15 +40,9 @@ class GroupedAttention(SpecModel):
         description="Factor of the scores; default head_dim_qk ** -0.5.",
     )
     mask: Mask
-    sinks: bool = Field(
-        default=False, description="A learned logit a head joins the softmax."
-    )
-    logits_soft_cap: float | None = Field(
-        default=None, gt=0.0, description="cap * tanh(score / cap); default none."
-    )
-    alibi: bool = Field(
-        default=False, description="Linear position bias with slopes given as an input."
-    )
+    sinks: bool = Field(default=False, description="A learned logit a head joins the softmax.")
+    logits_soft_cap: float | None = Field(default=None, gt=0.0, description="cap * tanh(score / cap); default none.")
+    alibi: bool = Field(default=False, description="Linear position bias with slopes given as an input.")
 
     @model_validator(mode="before")
     @classmethod
@@ -72,11 +52,7 @@ class GroupedAttention(SpecModel):
             return data
         data = dict(data)
         head_dim = data.get("head_dim_qk")
-        if (
-            isinstance(head_dim, int)
-            and not isinstance(head_dim, bool)
-            and 8 <= head_dim <= 512
-        ):
+        if isinstance(head_dim, int) and not isinstance(head_dim, bool) and 8 <= head_dim <= 512:
             data.setdefault("head_dim_v", head_dim)
             data.setdefault("sm_scale", float(head_dim) ** -0.5)
         return data
@@ -93,26 +69,15 @@ class LatentAttention(SpecModel):
     kind: Literal["latent"]
     num_qo_heads: Heads = Field(description="Query (and output) heads.")
     kv_lora_rank: HeadDim = Field(description="Width of the cached latent.")
-    qk_nope_head_dim: HeadDim = Field(
-        description="Content width of an expanded query and key."
-    )
-    qk_rope_head_dim: HeadDim = Field(
-        description="Rotary width of a query and of the shared key."
-    )
+    qk_nope_head_dim: HeadDim = Field(description="Content width of an expanded query and key.")
+    qk_rope_head_dim: HeadDim = Field(description="Rotary width of a query and of the shared key.")
     v_head_dim: HeadDim = Field(description="Width of an expanded value.")
     sm_scale: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=1e6,
-        description="Factor of the scores in both forms; default (nope + rope) ** -0.5.",
+        default=None, gt=0.0, le=1e6, description="Factor of the scores in both forms; default (nope + rope) ** -0.5."
     )
     mask: Mask
-    sinks: bool = Field(
-        default=False, description="A learned logit a head joins the softmax."
-    )
-    logits_soft_cap: float | None = Field(
-        default=None, gt=0.0, description="cap * tanh(score / cap); default none."
-    )
+    sinks: bool = Field(default=False, description="A learned logit a head joins the softmax.")
+    logits_soft_cap: float | None = Field(default=None, gt=0.0, description="cap * tanh(score / cap); default none.")
 
 
 Attention = Annotated[GroupedAttention | LatentAttention, Field(discriminator="kind")]
@@ -122,50 +87,32 @@ class PrefillKernel(SpecModel):
     """Attention of many query tokens a sequence."""
 
     kind: Literal["prefill"]
-    layout: Literal["bhsd", "bshd", "ragged"] = Field(
-        default="bhsd", description="Layout of the queries."
-    )
-    kv: KVCache = Field(
-        default=ContiguousCache(), description="Where keys and values lie."
-    )
-    padded: bool = Field(
-        default=False,
-        description="Sequences are padded to one length; seq_lens is an input.",
-    )
-    form: Literal["expanded"] | None = Field(
-        default=None, description="The form of a latent layer."
-    )
+    layout: Literal["bhsd", "bshd", "ragged"] = Field(default="bhsd", description="Layout of the queries.")
+    kv: KVCache = Field(default=ContiguousCache(), description="Where keys and values lie.")
+    padded: bool = Field(default=False, description="Sequences are padded to one length; seq_lens is an input.")
+    form: Literal["expanded"] | None = Field(default=None, description="The form of a latent layer.")
 
 
 class DecodeKernel(SpecModel):
     """Attention of the newest token(s) of each request against its KV cache."""
 
     kind: Literal["decode"]
-    kv: KVCache = Field(
-        default=ContiguousCache(), description="Where keys and values lie."
-    )
+    kv: KVCache = Field(default=ContiguousCache(), description="Where keys and values lie.")
     num_splits: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
-        default="auto",
-        description="Equal ranges a request is cut into; auto balances the work over the device.",
+        default="auto", description="Equal ranges a request is cut into; auto balances the work over the device."
     )
     q_len: int = Field(default=1, ge=1, le=16, description="Query tokens a request.")
-    form: Literal["absorbed"] | None = Field(
-        default=None, description="The form of a latent layer."
-    )
+    form: Literal["absorbed"] | None = Field(default=None, description="The form of a latent layer.")
 
 
 class BackwardKernel(SpecModel):
     """Gradients of the layer's prefill kernel."""
 
     kind: Literal["backward"]
-    deterministic: bool = Field(
-        default=True, description="Bitwise equal gradients on every run."
-    )
+    deterministic: bool = Field(default=True, description="Bitwise equal gradients on every run.")
 
 
-Kernel = Annotated[
-    PrefillKernel | DecodeKernel | BackwardKernel, Field(discriminator="kind")
-]
+Kernel = Annotated[PrefillKernel | DecodeKernel | BackwardKernel, Field(discriminator="kind")]
 
 
 class SpecFile(SpecModel):
@@ -174,16 +121,9 @@ class SpecFile(SpecModel):
     name: PackageName = Field(description="Name of the generated package.")
     attention: Attention
     dtype: DType = Field(description="Type of q, k, v and out.")
-    allow_tf32: bool = Field(
-        default=False,
-        description="float32 products may use TF32; default IEEE float32.",
-    )
-    targets: tuple[Target, ...] = Field(
-        default=TARGETS, min_length=1, description="GPUs to generate for; default all."
-    )
-    kernels: dict[ModuleName, Kernel] = Field(
-        min_length=1, description="What to generate, by the name of its file."
-    )
+    allow_tf32: bool = Field(default=False, description="float32 products may use TF32; default IEEE float32.")
+    targets: tuple[Target, ...] = Field(default=TARGETS, min_length=1, description="GPUs to generate for; default all.")
+    kernels: dict[ModuleName, Kernel] = Field(min_length=1, description="What to generate, by the name of its file.")
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -203,11 +143,7 @@ class SpecFile(SpecModel):
             if isinstance(kernel, dict):
                 kind = {"kind": name} if name in KERNEL_KINDS else {}
                 kernel = {**kind, **kernel}
-                form = (
-                    LATENT_FORMS.get(kernel["kind"])
-                    if is_latent and isinstance(kernel.get("kind"), str)
-                    else None
-                )
+                form = LATENT_FORMS.get(kernel["kind"]) if is_latent and isinstance(kernel.get("kind"), str) else None
                 if form and kernel.get("form") is None:
                     kernel["form"] = form
             kernels[name] = kernel

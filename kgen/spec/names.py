@@ -14,13 +14,7 @@ PATTERN = re.compile(r"[a-z][a-z0-9_]*")
 # A folder of one of these names on the import path hides what generated code imports.
 _IMPORTED = ("kgen", "numpy", "torch", "triton")
 # Windows opens devices under these names, whatever the suffix.
-_DEVICES = (
-    "aux",
-    "con",
-    "nul",
-    "prn",
-    *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)),
-)
+_DEVICES = ("aux", "con", "nul", "prn", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
 _KEYWORDS = tuple(word for word in keyword.kwlist if PATTERN.fullmatch(word))
 # `decode_sm90.py` is the form of `decode` for another GPU.
 _TARGET_SUFFIX = r"_(sm|gfx)[0-9]+[a-z]?"
@@ -67,17 +61,8 @@ def _schema(*forbidden: dict[str, object]) -> WithJsonSchema:
     pattern = f"^{PATTERN.pattern}$"
     reserved = {"enum": [*_DEVICES, *_IMPORTED, *_KEYWORDS]}
     not_these = {"anyOf": [reserved, *forbidden]} if forbidden else reserved
-    return WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": pattern,
-            "maxLength": MAX_LENGTH,
-            "not": not_these,
-        }
-    )
+    return WithJsonSchema({"type": "string", "pattern": pattern, "maxLength": MAX_LENGTH, "not": not_these})
 
 
 PackageName = Annotated[str, AfterValidator(_package_name), _schema()]
-ModuleName = Annotated[
-    str, AfterValidator(_module_name), _schema({"pattern": f"{_TARGET_SUFFIX}$"})
-]
+ModuleName = Annotated[str, AfterValidator(_module_name), _schema({"pattern": f"{_TARGET_SUFFIX}$"})]

@@ -10,17 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_NUMBER = (
-    64  # characters; longer numbers are outside every field's range and slow to convert
-)
+MAX_NUMBER = 64  # characters; longer numbers are outside every field's range and slow to convert
 MAX_DIGITS = 19  # digits of an integer
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"([-+]?[0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?")
 # Any float that some library reads as one: 1e-3, 1.0e3, -.5, 1_000.5
-_LOOSE_FLOAT = re.compile(
-    r"(?P<sign>[-+]?)(?P<whole>[0-9][0-9_]*)?(\.(?P<part>[0-9_]*))?([eE](?P<exp>[-+]?[0-9]+))?"
-)
+_LOOSE_FLOAT = re.compile(r"(?P<sign>[-+]?)(?P<whole>[0-9][0-9_]*)?(\.(?P<part>[0-9_]*))?([eE](?P<exp>[-+]?[0-9]+))?")
 _PREFIXED = re.compile(r"[-+]?0[xXoObB][0-9a-fA-F_]+")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
@@ -49,40 +45,28 @@ def resolve(text: str) -> Value | Ambiguous:
     if text.lower() in _WORDS:
         word = _WORDS[text.lower()]
         return Ambiguous(
-            f"{text} is a word that versions of YAML read differently",
-            f'write {word}, or "{text}" for text',
+            f"{text} is a word that versions of YAML read differently", f'write {word}, or "{text}" for text'
         )
     if text in ("=", "<<"):
-        return Ambiguous(
-            f"{text} has a meaning of its own in YAML 1.1", f'write "{text}" for text'
-        )
+        return Ambiguous(f"{text} has a meaning of its own in YAML 1.1", f'write "{text}" for text')
     return _number(text) if text[0] in "0123456789+-." else text
 
 
 def _number(text: str) -> Value | Ambiguous:
     is_integer = _INTEGER.fullmatch(text)
     if is_integer or _FLOAT.fullmatch(text):
-        if len(text) > MAX_NUMBER or (
-            is_integer and len(text.lstrip("+-")) > MAX_DIGITS
-        ):
+        if len(text) > MAX_NUMBER or (is_integer and len(text.lstrip("+-")) > MAX_DIGITS):
             return _too_long(text)
         if is_integer:
             return int(text)
         value = float(text)
         if value in (float("inf"), float("-inf")):
-            return Ambiguous(
-                f"{text} is too large for a floating-point number",
-                "write a number below 1.0e+308",
-            )
+            return Ambiguous(f"{text} is too large for a floating-point number", "write a number below 1.0e+308")
         return value
     if _NOT_FINITE.fullmatch(text):
-        return Ambiguous(
-            f"{text} is not a finite number", "write a finite number, such as 1.0e+6"
-        )
+        return Ambiguous(f"{text} is not a finite number", "write a finite number, such as 1.0e+6")
     if _DATE.fullmatch(text):
-        return Ambiguous(
-            "a date, which YAML 1.1 does not read as text", "put the value in quotes"
-        )
+        return Ambiguous("a date, which YAML 1.1 does not read as text", "put the value in quotes")
     return _other_spelling(text)
 
 
@@ -101,8 +85,7 @@ def _other_spelling(text: str) -> str | Ambiguous:
             return text  # 0o9, 0b2: no library takes it for a number
     elif _SEXAGESIMAL.fullmatch(text):
         return Ambiguous(
-            f"{_short(text)} is a number in base 60 to YAML 1.1",
-            "put the value in quotes, or write it in base 10",
+            f"{_short(text)} is a number in base 60 to YAML 1.1", "put the value in quotes, or write it in base 10"
         )
     elif _LEADING_ZERO.fullmatch(text):
         sign, digits = ("-", plain[1:]) if plain.startswith("-") else ("", plain)
@@ -114,8 +97,7 @@ def _other_spelling(text: str) -> str | Ambiguous:
     if len(text) > MAX_NUMBER:
         return _too_long(text)
     return Ambiguous(
-        f"{text} is a number that versions of YAML read differently",
-        f'write {spelling}, or "{text}" for text',
+        f"{text} is a number that versions of YAML read differently", f'write {spelling}, or "{text}" for text'
     )
 
 
@@ -135,8 +117,7 @@ def _spelling(number: re.Match[str]) -> str:
 
 def _too_long(text: str) -> Ambiguous:
     return Ambiguous(
-        f"{_short(text)} is a number of {len(text)} characters",
-        f"write a number of at most {MAX_DIGITS} digits",
+        f"{_short(text)} is a number of {len(text)} characters", f"write a number of at most {MAX_DIGITS} digits"
     )
 
 

@@ -20,13 +20,11 @@ from kgen.spec.model import SpecFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kgen.spec.document import Document
     from kgen.spec.fields import Place
-    from kgen.spec.yaml_source import Document
 
 _MAX_ROUNDS = 8  # a round uncovers at least one more level of the spec
-_MAX_GUESSED = (
-    64  # characters; longer words are not misspellings, and comparing them is slow
-)
+_MAX_GUESSED = 64  # characters; longer words are not misspellings, and comparing them is slow
 
 
 def validate(document: Document) -> tuple[SpecFile | None, list[Problem]]:
@@ -63,9 +61,7 @@ class _Checker:
             except ValidationError as error:
                 faults = error.errors(include_url=False, include_input=False)
             # Missing fields first: they are judged while the misspelt key is still there.
-            for fault in sorted(
-                faults, key=lambda fault: fault["type"] == "extra_forbidden"
-            ):
+            for fault in sorted(faults, key=lambda fault: fault["type"] == "extra_forbidden"):
                 self._fault(fault, place(fault["loc"]))
             if not self._draft.commit():
                 return None
@@ -91,61 +87,35 @@ class _Checker:
     def _unknown(self, loc: Loc, owner: FieldType | None) -> None:
         fields = list(owner.annotation.model_fields) if owner is not None else []
         present = at(self._draft.data, loc[:-1])
-        guess = closest(
-            str(loc[-1]), [field for field in fields if field not in present]
-        )
-        help = f"did you mean {guess}?" if guess else f"its fields: {', '.join(fields)}"
-        self._report(
-            "KG103",
-            loc,
-            f"{_shown(loc[-1])} is not a field of {_name(loc[:-1])}",
-            help,
-            at="key",
-        )
+        guess = closest(str(loc[-1]), [field for field in fields if field not in present])
+        hint = f"did you mean {guess}?" if guess else f"its fields: {', '.join(fields)}"
+        self._report("KG103", loc, f"{_shown(loc[-1])} is not a field of {_name(loc[:-1])}", hint, at="key")
         if guess:
             self._draft.rename(loc, guess)
         else:
             self._draft.remove(loc)
 
-    def _missing(self, loc: Loc, help: str) -> None:
+    def _missing(self, loc: Loc, hint: str) -> None:
         owner = type_at(loc[:-1], self._draft.data)
         present = at(self._draft.data, loc[:-1])
-        fields = (
-            list(owner.annotation.model_fields)
-            if owner is not None and owner.is_model
-            else []
-        )
+        fields = list(owner.annotation.model_fields) if owner is not None and owner.is_model else []
         free = [field for field in fields if field not in present]
         if any(key not in fields and closest(key, free) == loc[-1] for key in present):
             return  # the unknown key is reported, and renamed
-        self._report("KG101", loc, f"{_name(loc[:-1])} needs the field {loc[-1]}", help)
+        self._report("KG101", loc, f"{_name(loc[:-1])} needs the field {loc[-1]}", hint)
         self._draft.leave_out(loc)
 
     def _missing_kind(self, loc: Loc, union: FieldType) -> None:
         """Go on as the kind whose fields fit best, if one fits better than the others."""
         tags = list(union.models)
-        message, help = f"{_name(loc)} needs the field kind", f"kind: {joined(tags)}"
+        message, hint = f"{_name(loc)} needs the field kind", f"kind: {joined(tags)}"
         present = at(self._draft.data, loc)
-        scores = [
-            sum(key in model.model_fields for key in present)
-            for model in union.models.values()
-        ]
-        guess = (
-            tags[scores.index(max(scores))] if scores.count(max(scores)) == 1 else None
-        )
+        scores = [sum(key in model.model_fields for key in present) for model in union.models.values()]
+        guess = tags[scores.index(max(scores))] if scores.count(max(scores)) == 1 else None
         if loc[:1] == ("kernels",) and len(loc) == 2:
             message = f"kernel {_shown(loc[1])} needs the field kind, as its name is not {joined(tags)}"
-            guess = (
-                next((tag for tag in tags if tag in str(loc[1])), None)
-                or closest(str(loc[1]), tags)
-                or guess
-            )
-        self._report(
-            "KG101",
-            (*loc, "kind"),
-            message,
-            f"did you mean kind: {guess}?" if guess else help,
-        )
+            guess = next((tag for tag in tags if tag in str(loc[1])), None) or closest(str(loc[1]), tags) or guess
+        self._report("KG101", (*loc, "kind"), message, f"did you mean kind: {guess}?" if guess else hint)
         if guess:
             self._draft.replace((*loc, "kind"), guess)
         else:
@@ -154,38 +124,30 @@ class _Checker:
     def _wrong(self, loc: Loc, kind: FieldType, fault: Mapping[str, Any]) -> None:
         value, name = at(self._draft.data, loc), _name(loc)
         node = self._document.nodes.get(self._draft.written(loc))
-        text = node.text if node is not None else None
+        if node is None:
+            return  # a default, wrong because of the field that it follows from
+        text = node.text
         if fault["type"] == "value_error":
-            self._report(
-                "KG104",
-                loc,
-                f"{name} is {clipped(text or '')}: {_reason(fault)}",
-                _other_name(value),
-            )
+            self._report("KG104", loc, f"{name} is {clipped(text or '')}: {_reason(fault)}", _other_name(value))
             self._draft.replace(loc, "spec")
             return
         guess = closest(value, kind.choices()) if isinstance(value, str) else None
         is_what = "has no value" if value is None else f"is {_described(value, text)}"
-        help = f"did you mean {guess}?" if guess else _usual_slip(loc, value, kind)
-        self._report("KG102", loc, f"{name} {is_what}, must be {kind.allowed()}", help)
+        hint = f"did you mean {guess}?" if guess else _usual_slip(loc, value, kind)
+        self._report("KG102", loc, f"{name} {is_what}, must be {kind.allowed()}", hint)
         if guess:
             self._draft.replace(loc, guess)
         else:
             self._draft.leave_out(loc)
 
     def _report(
-        self,
-        code: str,
-        loc: Loc,
-        message: str,
-        help: str | None,
-        at: Literal["key", "value"] = "value",
+        self, code: str, loc: Loc, message: str, hint: str | None, at: Literal["key", "value"] = "value"
     ) -> None:
         """Report a fault, unless it is (in) a value that has been reported."""
         loc = self._draft.written(loc)
         if not any(loc[:end] in self._reported for end in range(len(loc) + 1)):
             self._reported.add(loc)
-            self.problems.append(Problem(code, loc, message, help, at))
+            self.problems.append(Problem(code, loc, message, hint, at))
 
 
 def _name(loc: Loc) -> str:
@@ -194,11 +156,7 @@ def _name(loc: Loc) -> str:
         return "the spec"
     if isinstance(loc[-1], int):
         return f"entry {loc[-1] + 1} of {_name(loc[:-1])}"
-    return (
-        f"kernel {_shown(loc[1])}"
-        if len(loc) == 2 and loc[0] == "kernels"
-        else _shown(loc[-1])
-    )
+    return f"kernel {_shown(loc[1])}" if len(loc) == 2 and loc[0] == "kernels" else _shown(loc[-1])
 
 
 def _shown(key: str | int) -> str:
@@ -213,11 +171,7 @@ def _described(value: Any, text: str | None) -> str:
 
 def _reason(fault: Mapping[str, Any]) -> str:
     """What a validator of the spec language said."""
-    return (
-        str(fault["ctx"]["error"])
-        if "error" in fault.get("ctx", {})
-        else str(fault["msg"])
-    )
+    return str(fault["ctx"]["error"]) if "error" in fault.get("ctx", {}) else str(fault["msg"])
 
 
 def _other_name(name: Any) -> str | None:
@@ -226,7 +180,7 @@ def _other_name(name: Any) -> str | None:
 
 
 def _usual_slip(loc: Loc, value: Any, kind: FieldType) -> str | None:
-    """The help for a scalar in place of a mapping of kinds, or quotes round a number."""
+    """The hint for a scalar in place of a mapping of kinds, or quotes round a number."""
     field = loc[-1] if loc else ""
     if kind.models and isinstance(value, str):
         tag = closest(value, kind.models)
@@ -236,10 +190,6 @@ def _usual_slip(loc: Loc, value: Any, kind: FieldType) -> str | None:
     if kind.origin is dict and isinstance(value, list):
         return f"write {field} as a mapping, `prefill: {{}}`"
     words = {member.annotation for member in kind.members}
-    if (
-        isinstance(value, str)
-        and words & {int, float}
-        and value.lstrip("+-")[:1].isdigit()
-    ):
+    if isinstance(value, str) and words & {int, float} and value.lstrip("+-")[:1].isdigit():
         return "remove the quotes"
     return "remove the quotes" if value in ("true", "false") and bool in words else None
