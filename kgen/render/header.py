@@ -76,6 +76,14 @@ def body_of(text: str) -> str:
     return parts[HEADER_LINES] if len(parts) > HEADER_LINES else ""
 
 
+def marked_source(data: bytes) -> str | None:
+    """The spec's path on line 1, also where the rest of the header is damaged; None is not a file of kgen's."""
+    if not has_marker(data):
+        return None
+    line = data.removeprefix(_BOM).split(b"\n", 1)[0].decode(errors="replace").rstrip()
+    return line.removeprefix(MARKER).removesuffix(". DO NOT EDIT.")
+
+
 def has_marker(data: bytes) -> bool:
     """Whether a file is kgen's own, from its first bytes (``len(MARKER) + 3`` are enough)."""
     return data.removeprefix(_BOM).startswith(MARKER.encode())
