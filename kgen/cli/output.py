@@ -1,0 +1,115 @@
+"""Printing: data to stdout, messages to stderr; colour and frames on a terminal alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+
+
+class Format(StrEnum):
+    """For people, or for a program."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ReviewFormat(StrEnum):
+    """As ``Format``, or as annotations of a GitHub workflow."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+def line(text: str) -> None:
+    """One line of data, or several."""
+    print(text)
+
+
+def data(value: object) -> None:
+    """One JSON document."""
+    print(json.dumps(value, indent=2))
+
+
+def note(text: str) -> None:
+    """A message for people."""
+    print(text, file=sys.stderr)
+
+
+def error(text: str) -> None:
+    """Why the command ends without what was asked."""
+    note(f"kgen: error: {text}")
+
+
+def warning(text: str) -> None:
+    """What went on all the same, and should be known."""
+    note(f"kgen: warning: {text}")
+
+
+def annotation(level: str, title: str, message: str, path: str | None = None) -> None:
+    """A workflow command of GitHub; ``level`` is error, warning or notice."""
+    place = f"file={_escaped(path)}," if path is not None else ""
+    line(f"::{level} {place}title={_escaped(title)}::{_escaped(message, keep=':,')}")
+
+
+def _escaped(text: str, keep: str = "") -> str:
+    for char in "%\r\n:,":
+        if char not in keep:
+            text = text.replace(char, f"%{ord(char):02X}")
+    return text
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under a header: a Rich table on a terminal, aligned plain columns elsewhere."""
+    if _is_terminal():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        framed = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for title in header:
+            framed.add_column(Text(title), overflow="fold")
+        for row in rows:
+            framed.add_row(*(Text(cell) for cell in row))
+        Console(highlight=False).print(framed)
+        return
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def diff(text: str) -> None:
+    """A unified diff, coloured on a terminal."""
+    if not text:
+        return
+    if not _is_terminal():
+        print(text, end="")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    console = Console(highlight=False, soft_wrap=True)
+    for one in text.removesuffix("\n").split("\n"):
+        console.print(Text(one, style=styles.get(one[:1], "")))
+
+
+def flush() -> None:
+    """Write out stdout now, so that a reader that went away is noticed here and not at exit."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def abandon_stdout() -> None:
+    """Let what is still buffered go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
