@@ -46,7 +46,8 @@ def init(
 def build(specs: Specs = None, out: Out = None) -> int:
     """Generate the source of every kernel.
 
-    Writes what differs and removes what no spec asks for any more. Removing happens only when a whole specs folder is given, and only to files that kgen wrote.
+    Writes what differs, and removes what no spec asks for any more: only when a whole specs folder is given,
+    and only files that kgen wrote.
     """
     from kgen import sync
 

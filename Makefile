@@ -1,0 +1,59 @@
+# make demo: from a fresh clone to verified kernels. make test: the tests.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+# Requirements installed last, over what the project asks for: PINS="'triton==3.6.0' 'numpy<2.4'"
+PINS ?=
+# What pytest is given: TESTS="tests/test_sync.py -x"
+TESTS ?=
+# Specs that the demo verifies: quick ones, one of them with a window.
+DEMO ?= llama3_8b gemma3_27b_sliding
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What was asked for is part of a stamp's name, so that another TORCH or PINS installs again.
+ASKED := $(shell printf '%s' "$(TORCH) $(PINS)" | cksum | cut -d' ' -f1)
+INSTALLED := $(VENV)/.installed-$(ASKED)
+DEVELOPED := $(VENV)/.developed-$(ASKED)
+
+.PHONY: demo test lint format clean
+.DELETE_ON_ERROR:
+
+demo: $(INSTALLED)
+	$(BIN)/kgen build specs/
+	$(BIN)/kgen check specs/
+	$(BIN)/kgen verify $(DEMO:%=specs/%.yaml)
+	@echo
+	@echo "The verified source is in $(DEMO:%=generated/%/)"
+
+test: $(DEVELOPED)
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(DEVELOPED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEVELOPED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-triton36 build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find kgen tests generated -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "kgen needs Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable .
+	$(if $(PINS),$(PIP) $(PINS))
+	@touch $@
+
+$(DEVELOPED): pyproject.toml | $(INSTALLED)
+	$(PIP) --editable ".[dev]"
+	$(if $(PINS),$(PIP) $(PINS))
+	@touch $@
