@@ -46,5 +46,10 @@ def _package(loaded: LoadedSpec) -> dict[str, str]:
 
     plans = lower(loaded)
     files = {f"{loaded.spec.name}/{plan.kernel}.py": render(plan) for plan in plans}
-    files[f"{loaded.spec.name}/__init__.py"] = package_init(plans)
+    files[f"{loaded.spec.name}/__init__.py"] = package_init(
+        spec_path=loaded.display,
+        spec_name=loaded.spec.name,
+        spec_digest=loaded.digest,
+        kernels=tuple(plan.kernel for plan in plans),
+    )
     return files

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.errors import InputError, SpecError
+from kgen.spec.files import spec_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
     from kgen.diagnostics import Diagnostic
     from kgen.spec.loader import LoadedSpec
 
-SUFFIXES = (".yaml", ".yml")
-_SMALL = 2**20  # bytes; what is larger is no spec, and the loader says so
-
 
 @dataclass(frozen=True)
 class Source:
-    """A spec file: ``path`` to open, ``shown`` as the user would write it, ``header`` as its output names it."""
+    """A spec file: ``shown`` as the user would write its path, ``header`` as its output names it, its bytes."""
 
-    path: Path
     shown: str
     header: str
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -58,31 +56,25 @@ class Workspace:
 
 
 def find(paths: Sequence[Path], out: Path | None = None) -> Workspace:
-    """The spec files that ``paths`` name: files, and folders with all of their ``*.yaml`` and ``*.yml``.
+    """The spec files that ``paths`` name, at least one path: files, and folders with all of their specs.
 
     Output goes to ``generated`` beside the specs folder unless ``out`` says otherwise. Raises ``InputError``
     with everything that is wrong with the paths.
     """
-    problems: list[str] = []
-    sources: dict[Path, Source] = {}
+    sources: list[Source] = []
     bases: dict[Path, None] = {}
-    for path in paths:
-        files = _files(path, problems)
-        for file in files:
-            absolute = Path(os.path.abspath(file))
-            base = _base(absolute.parent)
-            bases[base] = None
-            header = absolute.relative_to(base.parent).as_posix()
-            sources.setdefault(absolute, Source(absolute, _from_here(absolute), header))
+    for path, data in spec_files(paths):
+        absolute = Path(os.path.abspath(path))
+        base = _base(absolute.parent)
+        bases[base] = None
+        sources.append(Source(_from_here(absolute), absolute.relative_to(base.parent).as_posix(), data))
     if out is None and len(bases) > 1:
         folders = ", ".join(_from_here(base) for base in bases)
-        problems.append(f"the specs lie in several folders ({folders}); give --out, or one folder at a time")
-    if problems:
-        raise InputError("\n".join(problems))
+        raise InputError(f"the specs lie in several folders ({folders}); give --out, or one folder at a time")
     base = next(iter(bases))
     whole = len(bases) == 1 and any(Path(os.path.abspath(path)) == base for path in paths)
     return Workspace(
-        sources=tuple(sorted(sources.values(), key=lambda source: (source.header, source.path))),
+        sources=tuple(sorted(sources, key=lambda source: (source.header, source.shown))),
         out=base.parent / "generated" if out is None else Path(os.path.abspath(out)),
         owner=base.name if whole else None,
         arguments=tuple(str(path) for path in paths),
@@ -92,16 +84,19 @@ def find(paths: Sequence[Path], out: Path | None = None) -> Workspace:
 
 def load(workspace: Workspace) -> tuple[LoadedSpec, ...]:
     """Every spec of the workspace; ``SpecError`` with the problems of all of them."""
+    from kgen.spec.loader import load_text, shared_names
+
     loaded: list[LoadedSpec] = []
     problems: list[Diagnostic] = []
     for source in workspace.sources:
         try:
-            loaded.append(_load(source, _read(source)))
+            loaded.append(load_text(source.data, source.shown))
         except SpecError as error:
-            problems.extend(_as_shown(error, source))
+            problems.extend(error.diagnostics)
+    problems += shared_names(loaded)
     if problems:
         raise SpecError(problems)
-    return tuple(loaded)
+    return tuple(_named(spec, source) for spec, source in zip(loaded, workspace.sources, strict=True))
 
 
 def rendered(workspace: Workspace, cache: RenderCache) -> dict[str, str]:
@@ -109,54 +104,38 @@ def rendered(workspace: Workspace, cache: RenderCache) -> dict[str, str]:
 
     Raises what loading and ``project`` raise, for all specs together.
     """
-    by_source: dict[Source, dict[str, str]] = {}
+    everything: dict[str, str] = {}
     problems: list[Diagnostic] = []
+    shared = False
     for source in workspace.sources:
-        data = _read(source)
-        key = cache.key(source.header, data) if data is not None else None
-        files = cache.get(key) if key is not None else None
+        key = cache.key(source.header, source.data)
+        files = cache.get(key)
         if files is None:
-            from kgen.project import project
-
             try:
-                files = project([_load(source, data)])
+                files = _render(source)
             except SpecError as error:
-                problems.extend(_as_shown(error, source))
+                problems.extend(error.diagnostics)
                 continue
-            if key is not None:
-                cache.put(key, files)
-        by_source[source] = files
+            cache.put(key, files)
+        shared = shared or not everything.keys().isdisjoint(files)
+        everything.update(files)
     if problems:
         raise SpecError(problems)
-    owner: dict[str, Source] = {}
-    for source, files in by_source.items():
-        for path in files:
-            other = owner.setdefault(path, source)
-            if other is not source:
-                name = path.split("/", 1)[0]
-                raise InputError(f"{other.shown} and {source.shown} have the same name: {name}; rename one of them")
-    return {path: by_source[owner[path]][path] for path in sorted(owner)}
+    if shared:
+        load(workspace)  # tells which specs share a name, and where
+    return dict(sorted(everything.items()))
 
 
-def _files(path: Path, problems: list[str]) -> list[Path]:
-    """The spec files that one argument names."""
-    try:
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-            if not files:
-                problems.append(f"{path}: a folder without specs (*.yaml, *.yml); `kgen init` writes a first one")
-            return files
-        if path.is_file():
-            return [path]
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}")
-        return []
-    except ValueError as error:  # a null byte
-        problems.append(f"{str(path)!r}: not a path: {error}")
-        return []
-    what = "neither a file nor a folder" if os.path.lexists(path) else "no such file or folder"
-    problems.append(f"{path}: {what}")
-    return []
+def _render(source: Source) -> dict[str, str]:
+    from kgen.project import project
+    from kgen.spec.loader import load_text
+
+    return project([_named(load_text(source.data, source.shown), source)])
+
+
+def _named(loaded: LoadedSpec, source: Source) -> LoadedSpec:
+    """Loaded under the path that the user can open, which messages keep; rendered under that of the header."""
+    return dataclasses.replace(loaded, display=source.header)
 
 
 def _base(folder: Path) -> Path:
@@ -168,29 +147,8 @@ def _base(folder: Path) -> Path:
 
 
 def _from_here(path: Path) -> str:
-    """Relative to the current folder where that is shorter to read, posix slashes."""
+    """Relative to the current folder where it lies below, with slashes."""
     try:
-        return Path(path).relative_to(os.getcwd()).as_posix()
+        return path.relative_to(os.getcwd()).as_posix()
     except (ValueError, FileNotFoundError):
-        return Path(path).as_posix()
-
-
-def _read(source: Source) -> bytes | None:
-    """The bytes of a spec of ordinary size; None leaves the file, and what is wrong with it, to the loader."""
-    try:
-        if source.path.is_file() and source.path.stat().st_size <= _SMALL:
-            return source.path.read_bytes()
-    except OSError:
-        pass
-    return None
-
-
-def _load(source: Source, data: bytes | None) -> LoadedSpec:
-    from kgen.spec.loader import load_file, load_text
-
-    return load_file(source.path, display=source.header) if data is None else load_text(data, source.header)
-
-
-def _as_shown(error: SpecError, source: Source) -> list[Diagnostic]:
-    """The problems with the path that the user can open, in place of the one that headers state."""
-    return [dataclasses.replace(diagnostic, path=source.shown) for diagnostic in error.diagnostics]
+        return path.as_posix()

@@ -175,10 +175,13 @@ def test_eight_processes_on_one_folder(folder: Path) -> None:
     assert cache.info().entries == 4
 
 
-def test_the_key_depends_on_the_spec_and_its_name() -> None:
+def test_the_key_depends_on_the_tools_the_spec_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     store = RenderCache(None)
-    keys = {store.key(name, data) for name in ("specs/a.yaml", "specs/b.yaml") for data in (b"", b"a", b"a\n")}
-    assert len(keys) == 6
+    keys = set()
+    for tools in ("one", "two"):
+        monkeypatch.setattr(cache, "toolchain_digest", lambda tools=tools: tools)
+        keys |= {store.key(name, data) for name in ("specs/a.yaml", "specs/b.yaml") for data in (b"", b"a", b"a\n")}
+    assert len(keys) == 12
     assert store.key("specs/a.yaml", b"a") == RenderCache(None).key("specs/a.yaml", b"a")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kgen.errors import InputError, SpecError
+from kgen.errors import InputError
 
 _STARTER = """\
 # What the attention of one layer type is. kgen decides how it runs.
@@ -28,14 +28,13 @@ kernels:
 
 def write_starter(folder: Path, name: str) -> Path:
     """Write ``<folder>/<name>.yaml`` and return its path; ``InputError`` for a bad name, or a file that is there."""
-    from kgen.spec.loader import load_text
+    from kgen.spec.names import fault
 
+    reason = fault(name)
+    if reason:
+        raise InputError(f"{name!r} cannot name a spec: {reason}")
     path = folder / f"{name}.yaml"
     text = _STARTER.format(name=name, path=path.as_posix())
-    try:
-        load_text(text, str(path))
-    except SpecError as error:
-        raise InputError(f"{name!r} cannot name a spec: {error.diagnostics[0].message}") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(path, "x", encoding="utf-8", newline="\n") as file:

@@ -7,11 +7,12 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kgen.diagnostics import Diagnostic, Problem, printable
-from kgen.errors import InputError, SpecError
+from kgen.diagnostics import Diagnostic, Problem
+from kgen.errors import SpecError
 from kgen.plan import features
 from kgen.spec import rules
-from kgen.spec.source import MAX_BYTES
+from kgen.spec.files import read as read_file
+from kgen.spec.files import spec_files
 from kgen.spec.validate import validate
 from kgen.spec.yaml_source import read
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from kgen.spec.document import Document
     from kgen.spec.model import SpecFile
 
-SUFFIXES = (".yaml", ".yml")
 MAX_REPORTED = 100  # problems of one file; a file with more is not a spec
 
 
@@ -61,7 +61,7 @@ def load_file(path: Path, *, display: str | None = None) -> LoadedSpec:
         InputError: the path is missing, a folder, no regular file, or cannot be read.
         SpecError: with every problem found, in file order.
     """
-    return _load(_read(path), path, display or str(path))
+    return _load(read_file(path), path, display or str(path))
 
 
 def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
@@ -75,12 +75,12 @@ def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
     """
     loaded: list[LoadedSpec] = []
     diagnostics: list[Diagnostic] = []
-    for path, text in _sources(paths):
+    for path, text in spec_files(paths):
         try:
             loaded.append(_load(text, path, str(path)))
         except SpecError as error:
             diagnostics += error.diagnostics
-    diagnostics += _shared_names(loaded)
+    diagnostics += shared_names(loaded)
     if diagnostics:
         raise SpecError(diagnostics)
     return tuple(loaded)
@@ -91,6 +91,19 @@ def digest(spec: SpecFile) -> str:
     data = spec.model_dump(mode="json")
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def shared_names(loaded: Sequence[LoadedSpec]) -> list[Diagnostic]:
+    """Two specs of one name would write the same files."""
+    first: dict[str, str] = {}
+    found: list[Diagnostic] = []
+    for item in loaded:
+        if item.spec.name in first:
+            message = f"name {item.spec.name} is taken by {first[item.spec.name]}"
+            found += item.diagnose([Problem("KG214", ("name",), message, "give each spec a name of its own")])
+        else:
+            first[item.spec.name] = item.display
+    return found
 
 
 def _load(text: str | bytes, path: Path | None, display: str) -> LoadedSpec:
@@ -114,64 +127,3 @@ def _limited(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
     kept, rest = diagnostics[: MAX_REPORTED - 1], diagnostics[MAX_REPORTED - 1 :]
     message = f"{rest[0].message} (and {len(rest) - 1} more problems below)"
     return [*kept, replace(rest[0], message=message)]
-
-
-def _read(path: Path) -> bytes:
-    """At most one byte more than a spec may have."""
-    if not str(path).isprintable():
-        raise InputError(f"{printable(str(path))}: the path holds control characters; rename it")
-    try:
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder, expected a spec file")
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file or folder") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"{path}: cannot be read: {reason}") from None
-
-
-def _sources(paths: Sequence[Path]) -> list[tuple[Path, bytes]]:
-    """Every file to load with its bytes; all unusable paths are reported together."""
-    found: dict[Path, tuple[Path, bytes]] = {}
-    errors: list[str] = []
-    for path in paths:
-        try:
-            for file in _files(path):
-                key = file.resolve()
-                if key not in found:
-                    found[key] = (file, _read(file))
-        except InputError as error:
-            errors.append(str(error))
-    if errors:
-        raise InputError("\n".join(errors))
-    return list(found.values())
-
-
-def _files(path: Path) -> list[Path]:
-    try:
-        if not path.is_dir():
-            return [path]
-        entries = [e for e in path.iterdir() if e.suffix in SUFFIXES and not e.name.startswith(".") and e.is_file()]
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from None
-    if not entries:
-        raise InputError(f"{path}: the folder holds no spec (*.yaml or *.yml)")
-    return sorted(entries, key=lambda entry: entry.name)
-
-
-def _shared_names(loaded: Sequence[LoadedSpec]) -> list[Diagnostic]:
-    """Two specs of one name would write the same files."""
-    first: dict[str, str] = {}
-    found: list[Diagnostic] = []
-    for item in loaded:
-        if item.spec.name in first:
-            message = f"name {item.spec.name} is taken by {first[item.spec.name]}"
-            found += item.diagnose([Problem("KG214", ("name",), message, "give each spec a name of its own")])
-        else:
-            first[item.spec.name] = item.display
-    return found

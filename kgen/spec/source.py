@@ -7,8 +7,8 @@ import unicodedata
 from dataclasses import dataclass
 
 from kgen.spec.document import Span
+from kgen.spec.files import MAX_BYTES
 
-MAX_BYTES = 64 * 1024
 MAX_HIDDEN = 20  # hidden characters reported of one file
 
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
