@@ -35,8 +35,7 @@ class Tile:
     """A row of the launch table.
 
     ``block_m`` counts query rows (prefill: query tokens, decode: query heads of
-    one KV group), ``block_n`` keys. ``programs_per_sm`` sizes the balanced
-    decode grid and is 0 for prefill. ``shared_bytes`` is the conservative
+    one KV group), ``block_n`` keys. ``shared_bytes`` is the conservative
     estimate of shared memory a program takes.
     """
 
@@ -44,7 +43,6 @@ class Tile:
     block_n: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int
     shared_bytes: int
 
 
@@ -69,7 +67,12 @@ class KernelPlan:
     sm_scale: float
     mask: str  # kind of the mask, for the words of the docstring
     window: Window
+    stride_unit: int  # elements in 16 bytes: rows at multiples of it load at full width
+    section_bytes: int  # prefill: keys and values that heads in flight should share in L2
+    kv_bytes_per_token: int  # of one KV head: a key and a value
     num_splits: int | None  # decode: fixed number of splits, None is the balanced schedule
+    head_tiles: int  # decode: tiles of query heads that cover a group; prefill: 1
+    programs_per_sm: int  # decode: programs of the balanced schedule on one SM; prefill: 0
     launch: tuple[tuple[str, Tile], ...]  # by target, in the order of spec.targets
     reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
 

@@ -1,0 +1,182 @@
+"""Spec -> plans: which template, which tiles, which schedule, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kgen.diagnostics import Problem
+from kgen.errors import SpecError
+from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
+from kgen.plan.model import Block, KernelPlan, Tile, Window
+from kgen.plan.targets import TARGET_INFO
+from kgen.plan.tiles import candidates
+from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
+from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
+
+if TYPE_CHECKING:
+    from kgen.spec.loader import LoadedSpec
+    from kgen.spec.model import Kernel, SpecFile
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+SECTION_BYTES = 32 << 20  # keys and values of the heads in flight; L2 is 40 MB on A100, 50 to 60 MB on Hopper
+PROGRAMS_PER_SM = 2
+MAX_DECODE_ROWS = 128
+
+
+def lower(loaded: LoadedSpec) -> tuple[KernelPlan, ...]:
+    """The plans of a spec's kernels, by name.
+
+    Raises:
+        SpecError: KG401 where a target cannot hold any tile of a kernel, with the numbers.
+    """
+    plans = []
+    problems: list[Problem] = []
+    for name, kernel in sorted(loaded.spec.kernels.items()):
+        plan = _lower_kernel(loaded, name, kernel, problems)
+        if plan is not None:
+            plans.append(plan)
+    if problems:
+        raise SpecError(loaded.diagnose(problems))
+    return tuple(plans)
+
+
+def spec_path(loaded: LoadedSpec) -> str:
+    """The path that headers state: relative to the folder that holds the specs folder."""
+    if loaded.path is None:
+        return loaded.display
+    path = loaded.path.resolve()
+    return f"{path.parent.name}/{path.name}"
+
+
+def _window(mask: object) -> Window:
+    match mask:
+        case FullMask():
+            return Window(None, None)
+        case CausalMask():
+            return Window(None, 0)
+        case SlidingWindowMask(size=size):
+            return Window(size - 1, 0)
+        case WindowMask(left=left, right=right):
+            return Window(None if left < 0 else left, None if right < 0 else right)
+    raise TypeError(f"no kernel masks by {type(mask).__name__}")  # features.py refuses it first
+
+
+def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[Problem]) -> KernelPlan | None:
+    spec = loaded.spec
+    layer = spec.attention
+    assert isinstance(layer, GroupedAttention)  # features.py refuses other layers
+    assert isinstance(kernel, PrefillKernel | DecodeKernel)
+    dtype_bytes = DTYPE_BYTES[spec.dtype]
+    qk_blocks, v_blocks = blocks_of(layer.head_dim_qk), blocks_of(layer.head_dim_v)
+    is_decode = isinstance(kernel, DecodeKernel)
+    template = "decode" if is_decode else "prefill"
+    rows = min(MAX_DECODE_ROWS, max(16, next_power_of_2(layer.group_size))) if is_decode else 1 << 30
+
+    launch: list[tuple[str, Tile]] = []
+    for target in spec.targets:
+        tiles = candidates(target, template, rows, lanes(qk_blocks), lanes(v_blocks), dtype_bytes)
+        limit = TARGET_INFO[target].shared_bytes
+        fitting = [tile for tile in tiles if tile.shared_bytes <= limit]
+        if fitting:
+            launch.append((target, fitting[0]))
+            continue
+        least = min(tile.shared_bytes for tile in tiles)
+        problems.append(
+            Problem(
+                "KG401",
+                ("kernels", name),
+                f"{name} does not fit {target}: the smallest tile takes {least:,} bytes of shared memory, "
+                f"{target} has {limit:,}",
+                f"take {target} out of targets",
+            )
+        )
+    if len(launch) < len(spec.targets):
+        return None
+    if is_decode:
+        launch = _same_rows(launch)
+
+    window = _window(layer.mask)
+    num_splits = kernel.num_splits if isinstance(kernel, DecodeKernel) else None
+    head_tiles = -(-layer.group_size // launch[0][1].block_m) if is_decode else 1
+    return KernelPlan(
+        spec_name=spec.name,
+        spec_path=spec_path(loaded),
+        spec_digest=loaded.digest,
+        spec=_resolved(spec, name),
+        kernel=name,
+        template=template,
+        dtype=spec.dtype,
+        allow_tf32=spec.allow_tf32,
+        num_qo_heads=layer.num_qo_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim_qk=layer.head_dim_qk,
+        head_dim_v=layer.head_dim_v,
+        qk_blocks=qk_blocks,
+        v_blocks=v_blocks,
+        sm_scale=layer.sm_scale,
+        mask=layer.mask.kind,
+        window=window,
+        stride_unit=16 // dtype_bytes,
+        section_bytes=SECTION_BYTES,
+        kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
+        num_splits=None if num_splits == "auto" else num_splits,
+        head_tiles=head_tiles,
+        programs_per_sm=PROGRAMS_PER_SM if is_decode else 0,
+        launch=tuple(launch),
+        reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, head_tiles, launch)),
+    )
+
+
+def _same_rows(launch: list[tuple[str, Tile]]) -> list[tuple[str, Tile]]:
+    """One BLOCK_H for all targets: how a group is cut into tiles is part of the source."""
+    rows = min(tile.block_m for _, tile in launch)
+    return [
+        (target, Tile(rows, tile.block_n, tile.num_warps, tile.num_stages, tile.shared_bytes)) for target, tile in launch
+    ]
+
+
+def _resolved(spec: SpecFile, name: str) -> dict[str, object]:
+    """The resolved spec as plain data, with the kernel of this module alone."""
+    data: dict[str, object] = spec.model_dump(mode="json")
+    data["kernels"] = {name: spec.kernels[name].model_dump(mode="json")}
+    return data
+
+
+def _blocks_in_words(head_dim: int, blocks: tuple[Block, ...]) -> str:
+    widths = " + ".join(str(block.width) for block in blocks)
+    idle = lanes(blocks) - head_dim
+    return f"{widths} lanes" + (f", {idle} of them idle" if idle else "")
+
+
+def _reasons(
+    layer: GroupedAttention,
+    kernel: PrefillKernel | DecodeKernel,
+    qk_blocks: tuple[Block, ...],
+    v_blocks: tuple[Block, ...],
+    head_tiles: int,
+    launch: list[tuple[str, Tile]],
+) -> list[tuple[str, str]]:
+    reasons = [
+        (f"head_dim_qk {layer.head_dim_qk}", _blocks_in_words(layer.head_dim_qk, qk_blocks)),
+        (f"head_dim_v {layer.head_dim_v}", _blocks_in_words(layer.head_dim_v, v_blocks)),
+        (f"mask {layer.mask.kind}", "tiles outside the mask are skipped, full tiles carry no mask"),
+    ]
+    if isinstance(kernel, DecodeKernel):
+        block_h = launch[0][1].block_m
+        reasons.append(
+            (
+                f"BLOCK_H {block_h}",
+                f"a group of {layer.group_size} query heads in {head_tiles} tile{'s' if head_tiles > 1 else ''}; "
+                f"each K/V tile is loaded {'once' if head_tiles == 1 else f'{head_tiles} times'} a group",
+            )
+        )
+        reasons.append(
+            ("num_splits auto", "the tiles of the batch are dealt out equally, from seq_lens on the device")
+            if kernel.num_splits == "auto"
+            else (f"num_splits {kernel.num_splits}", "every request in that many equal ranges, whatever its batch")
+        )
+    else:
+        reasons.append(
+            ("program order", f"heads of a group adjacent, sections of {SECTION_BYTES >> 20} MiB of keys and values in L2")
+        )
+    return reasons

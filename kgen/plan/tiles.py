@@ -1,0 +1,54 @@
+"""Tile sizes: the first row of the tuned table that a target can hold.
+
+The numbers are data (``tuned/*.json``): rows by family of targets, bits of the
+dtype and size of the problem, each with tiles in order of preference as
+``[BLOCK_M or BLOCK_H, BLOCK_N, num_warps, num_stages]``.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kgen.plan.model import Tile
+from kgen.plan.shared_memory import shared_bytes
+from kgen.plan.targets import TARGET_INFO
+
+_TABLE = Path(__file__).parent / "tuned" / "portable.json"
+
+
+@cache
+def _table() -> dict[str, list[dict[str, Any]]]:
+    table: dict[str, list[dict[str, Any]]] = json.loads(_TABLE.read_text(encoding="utf-8"))
+    return table
+
+
+def candidates(
+    target: str, template: str, rows: int, lanes_qk: int, lanes_v: int, dtype_bytes: int
+) -> tuple[Tile, ...]:
+    """Tiles for a problem in order of preference, with their shared memory estimate, fitting or not.
+
+    ``rows`` is the number of query rows worth tiling (decode: heads of a group,
+    rounded up to a power of two); wider tiles are cut down to it.
+    """
+    lanes = max(lanes_qk, lanes_v)
+    for row in _table()[template]:
+        if row["family"] not in ("*", TARGET_INFO[target].family) or row["bits"] != 8 * dtype_bytes:
+            continue
+        if lanes > row["max_lanes"] or rows > row.get("max_rows", rows):
+            continue
+        return tuple(
+            Tile(
+                min(block_m, rows),
+                block_n,
+                num_warps,
+                num_stages,
+                shared_bytes(
+                    target, template, min(block_m, rows), block_n, lanes_qk, lanes_v, dtype_bytes, num_stages, num_warps
+                ),
+            )
+            for block_m, block_n, num_warps, num_stages in row["tiles"]
+        )
+    raise LookupError(f"no row of {_TABLE.name} covers {template}, {lanes} lanes, {rows} rows, {8 * dtype_bytes} bits")

@@ -1,0 +1,199 @@
+"""Plan -> the names a kernel template reads.
+
+Everything here is wording: names of blocks, dtypes as Triton and torch spell
+them, sentences of the docstring. No choice is made.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass
+
+from kgen.plan.blocks import next_power_of_2
+from kgen.plan.model import Block, KernelPlan, Tile, Window
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class NamedBlock:
+    """A block of a head dimension with the names it has in the kernel."""
+
+    suffix: str
+    start: int
+    width: int
+    valid: int
+    is_padded: bool
+    offs: str
+    ok: str
+
+
+def _named(blocks: tuple[Block, ...], stem: str) -> tuple[NamedBlock, ...]:
+    suffixes = ("",) if len(blocks) == 1 else ("_lo", "_hi")
+    return tuple(
+        NamedBlock(s, b.start, b.width, b.valid, b.is_padded, f"offs_{stem}{s}", f"{stem}_ok{s}")
+        for s, b in zip(suffixes, blocks, strict=True)
+    )
+
+
+def _bounds(window: Window) -> str:
+    if window.left is None:
+        return "full" if window.right is None else "right"
+    return "left" if window.right is None else "both"
+
+
+def _dot_options(plan: KernelPlan) -> str:
+    if plan.dtype != "float32":
+        return ""
+    return ', input_precision="tf32"' if plan.allow_tf32 else ', input_precision="ieee"'
+
+
+def _heads_in_words(plan: KernelPlan) -> str:
+    q, kv = plan.num_qo_heads, plan.num_kv_heads
+    if q == kv:
+        return f"{q} heads, each with keys and values of its own (MHA)"
+    if kv == 1:
+        return f"{q} query heads share one KV head (MQA)"
+    return f"{q} query heads share {kv} KV heads, {plan.group_size} each (GQA)"
+
+
+def _mask_in_words(plan: KernelPlan) -> str:
+    left, right = plan.window.left, plan.window.right
+    if plan.mask == "full":
+        return "every query sees every key"
+    if plan.mask == "causal":
+        return "a query sees the keys up to its own position"
+    if plan.mask == "sliding_window":
+        assert left is not None
+        return f"a query sees the last {left + 1} keys up to its own position, which counts"
+    before = "all keys before it" if left is None else f"{left} keys before it"
+    after = "all keys after it" if right is None else f"{right} keys after it"
+    return f"a query sees its own position, {before} and {after}"
+
+
+def _laws(plan: KernelPlan) -> list[str]:
+    precision = {"float32": "products in IEEE float32", "tf32": "products in TF32, as the spec allows"}
+    laws = [
+        f"scores are q . k * {plan.sm_scale!r}; scores, softmax and accumulators are float32"
+        + (
+            f", {precision['tf32' if plan.allow_tf32 else 'float32']}."
+            if plan.dtype == "float32"
+            else f"; P is cast to {plan.dtype} for P . V."
+        )
+    ]
+    if plan.template == "prefill":
+        if plan.mask == "full":
+            laws.append("No mask.")
+        else:
+            laws.append("Query row i of M sits at position i + N - M of N keys (bottom-right aligned); " + _mask_in_words(plan) + ".")
+        laws.append("A row that sees no key gives out = 0 and lse = -inf.")
+    else:
+        laws.append("The query sits at position seq_lens[b] - 1; " + _mask_in_words(plan) + ".")
+        laws.append("A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read.")
+        laws.append(
+            "num_splits = n cuts every request into n equal ranges of tiles: a request's bits do not depend on its batch."
+        )
+        if plan.num_splits is None:
+            laws.append(
+                "By default the tiles of the whole batch are dealt out equally to the GPU's programs, from seq_lens on the "
+                "device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch."
+            )
+        laws.append("The launch depends on shapes and max_seq_len only, so that a CUDA graph serves any seq_lens.")
+    return laws
+
+
+def _options(plan: KernelPlan, tile: Tile) -> str:
+    rows = "BLOCK_M" if plan.template == "prefill" else "BLOCK_H"
+    pairs = [(rows, tile.block_m), ("BLOCK_N", tile.block_n)]
+    pairs += [("num_warps", tile.num_warps), ("num_stages", tile.num_stages)]
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in pairs) + "}"
+
+
+def _literal(value: object) -> str:
+    """``value`` as Python source, strings in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{k}": {_literal(v)}' for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(v) for v in value) + "]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return repr(value)
+
+
+def _pretty(value: object, indent: int = 0) -> str:
+    """``_literal``, broken over lines where it would pass the line length."""
+    text = _literal(value)
+    pad = " " * (indent + 4)
+    if not isinstance(value, dict) or len(text) + indent <= 90 and indent:
+        return text
+    lines = [f'{pad}"{key}": {_pretty(item, indent + 4)},' for key, item in value.items()]
+    return "\n".join(["{", *lines, " " * indent + "}"])
+
+
+def _wrapped(law: str) -> str:
+    return "\n".join(textwrap.wrap(law, 110, subsequent_indent="  "))
+
+
+def _common(plan: KernelPlan) -> dict[str, object]:
+    same = plan.qk_blocks == plan.v_blocks
+    qk = _named(plan.qk_blocks, "d")
+    v = qk if same else _named(plan.v_blocks, "dv")
+    return {
+        "title": f"{plan.spec_name}: {plan.kernel}",
+        "problem": "",
+        "laws": [_wrapped(law) for law in _laws(plan)],
+        "spec": _pretty(plan.spec),
+        "dtype": plan.dtype,
+        "tl_dtype": f"tl.{plan.dtype}",
+        "torch_dtype": f"torch.{plan.dtype}",
+        "p_cast": "p" if plan.dtype == "float32" else f"p.to(tl.{plan.dtype})",
+        "dot_options": _dot_options(plan),
+        "scale_log2": repr(plan.sm_scale * LOG2_E),
+        "num_qo_heads": plan.num_qo_heads,
+        "num_kv_heads": plan.num_kv_heads,
+        "group_size": plan.group_size,
+        "head_dim_qk": plan.head_dim_qk,
+        "head_dim_v": plan.head_dim_v,
+        "qk_blocks": qk,
+        "v_blocks": v,
+        "columns_used": qk if same else qk + v,
+        "window": plan.window,
+        "stride_unit": plan.stride_unit,
+        "launch": [(target, _options(plan, tile)) for target, tile in plan.launch],
+    }
+
+
+def prefill_context(plan: KernelPlan) -> dict[str, object]:
+    """Names of ``kernels/prefill.py.j2``."""
+    return _common(plan) | {
+        "problem": f"Attention of M query tokens against N keys: {_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
+        "bounds": _bounds(plan.window),
+        "longest_last": plan.window.right is not None and plan.window.left is None,
+        "kv_head_of_head": "head" if plan.group_size == 1 else f"head // {plan.group_size}",
+        "section_bytes": plan.section_bytes,
+        "section_mib": plan.section_bytes >> 20,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+    }
+
+
+def decode_context(plan: KernelPlan) -> dict[str, object]:
+    """Names of ``kernels/decode.py.j2``."""
+    block_h = plan.launch[0][1].block_m
+    return _common(plan) | {
+        "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
+        f"{_mask_in_words(plan)}.",
+        "heads_are_padded": plan.group_size % block_h != 0,
+        "head_tiles": plan.head_tiles,
+        "tasks_per_request": plan.num_kv_heads * plan.head_tiles,
+        "is_balanced": plan.num_splits is None,
+        "num_splits": plan.num_splits,
+        "num_splits_default": "is the balanced schedule" if plan.num_splits is None else f"is {plan.num_splits}",
+        "programs_per_sm": plan.programs_per_sm,
+        "batch_chunk": 128,
+        "merge_chunk": 16,
+        "merge_width": next_power_of_2(plan.head_dim_v),
+    }
+
+
+CONTEXTS = {"prefill": prefill_context, "decode": decode_context}
