@@ -1,8 +1,8 @@
 """Representative calls of a generated module, from its own ``SPEC``.
 
-Between them they make every launch that the module can make with well-aligned
-tensors: with and without LSE, with a scheduled, a single and a fixed number of
-splits. The tensors are fake (shapes without memory), so sizes cost nothing.
+Between them they make every launch that the module can make: rows aligned to 16
+bytes and not, with and without LSE, with a scheduled, a single and a fixed number
+of splits. The tensors are fake (shapes without memory), so sizes cost nothing.
 """
 
 from __future__ import annotations
@@ -53,17 +53,23 @@ def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Ite
         raise KgenError(f"{kernel}: no representative call is known for a kernel of kind {kind}")
 
 
-def _tensor(spec: dict[str, Any], *shape: int) -> Any:
+def _tensor(spec: dict[str, Any], *shape: int, padding: int = 0) -> Any:
+    """A fake tensor of the spec's dtype on the GPU; ``padding`` elements follow each row of the last dimension."""
     import torch
 
-    return torch.empty(shape, dtype=getattr(torch, spec["dtype"]), device="cuda")
+    *outer, last = shape
+    whole = torch.empty((*outer, last + padding), dtype=getattr(torch, spec["dtype"]), device="cuda")
+    return whole[..., :last]
 
 
-def _keys_and_values(spec: dict[str, Any], sizes: Sizes) -> tuple[Any, Any]:
+def _keys_and_values(spec: dict[str, Any], sizes: Sizes, *, padding: int = 0) -> tuple[Any, Any]:
     """k ``[B, Hkv, N, Dqk]`` and v ``[B, Hkv, N, Dv]``."""
     layer = spec["attention"]
     heads = (sizes.batch, layer["num_kv_heads"], sizes.key_tokens)
-    return _tensor(spec, *heads, layer["head_dim_qk"]), _tensor(spec, *heads, layer["head_dim_v"])
+    return (
+        _tensor(spec, *heads, layer["head_dim_qk"], padding=padding),
+        _tensor(spec, *heads, layer["head_dim_v"], padding=padding),
+    )
 
 
 def _prefill(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
@@ -72,6 +78,7 @@ def _prefill(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
     k, v = _keys_and_values(spec, sizes)
     yield Call("prefill", (q, k, v), {})
     yield Call("prefill with lse", (q, k, v), {"return_lse": True})
+    yield Call("prefill of unaligned rows", (q, *_keys_and_values(spec, sizes, padding=1)), {})
 
 
 def _decode(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
@@ -85,3 +92,5 @@ def _decode(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
         options = {"seq_lens": seq_lens, "num_splits": num_splits}
         yield Call(f"decode num_splits={num_splits}", (q, k, v), options)
         yield Call(f"decode num_splits={num_splits} with lse", (q, k, v), options | {"return_lse": True})
+        unaligned = _keys_and_values(spec, sizes, padding=1)
+        yield Call(f"decode num_splits={num_splits} of unaligned rows", (q, *unaligned), options)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
@@ -42,21 +44,23 @@ def compile_module(
 
 
 def record_launches(
-    module: Path | str | ModuleType, target: str, *, sizes: Sequence[Sizes] = (Sizes(),)
-) -> tuple[Launch, ...]:
-    """The distinct launches of ``module`` on ``target`` over calls of all ``sizes``; nothing is compiled.
+    requests: Sequence[tuple[Path, str]], *, sizes: Sequence[Sizes] = (Sizes(),)
+) -> tuple[tuple[Launch, ...], ...]:
+    """For each ``(generated module, target)`` its distinct launches over calls of all ``sizes``; nothing is compiled.
 
     Raises as ``compile_module``.
     """
-    path = _path(module)
-    _check([(path, target)])
+    _check(requests)
     with _pool(1, None) as pool:
-        outcomes = [pool.submit(worker.record, str(path), target, one).result() for one in sizes]
-    failures = tuple(outcome for outcome in outcomes if isinstance(outcome, Failure))
+        futures = [[pool.submit(worker.record, str(path), target, one) for one in sizes] for path, target in requests]
+        outcomes = [[future.result() for future in row] for row in futures]
+    failures = tuple(outcome for row in outcomes for outcome in row if isinstance(outcome, Failure))
     if failures:
         raise CompileError(failures)
-    launches = [launch for outcome in outcomes if not isinstance(outcome, Failure) for launch in outcome]
-    return tuple({launch.key: launch for launch in launches}.values())
+    return tuple(
+        tuple({launch.key: launch for outcome in row if isinstance(outcome, tuple) for launch in outcome}.values())
+        for row in outcomes
+    )
 
 
 def compile_modules(
@@ -64,7 +68,8 @@ def compile_modules(
 ) -> Report:
     """Compile each ``(generated module, target)``; failures are part of the report.
 
-    ``cache_dir`` holds Triton's cache of compiled kernels (default: in the user's cache folder).
+    ``cache_dir`` holds Triton's cache of compiled kernels (default: ``TRITON_CACHE_DIR``, else a folder of kgen's own
+    in the user's cache).
     Raises InputError and MissingDependencyError as ``compile_module``.
     """
     _check(requests)
@@ -90,7 +95,9 @@ def compile_modules(
                 failures.append(replace(built, module=launch.module))
             else:
                 kernels.append(replace(built, launch=launch))
-    return Report(kernels=tuple(kernels), failures=tuple(failures), compiles=len(bodies))
+    return Report(
+        kernels=tuple(kernels), failures=tuple(failures), compiles=len(bodies), triton_version=version("triton")
+    )
 
 
 def _result(future: Future[_Outcome], module: str, kernel: str, target: str) -> _Outcome | Failure:
@@ -120,7 +127,7 @@ def _check(requests: Sequence[tuple[Path, str]]) -> None:
 
 
 def _pool(workers: int, cache_dir: Path | None) -> ProcessPoolExecutor:
-    folder = user_cache_path("kgen") / "triton" if cache_dir is None else cache_dir
+    folder = cache_dir or os.environ.get("TRITON_CACHE_DIR") or user_cache_path("kgen") / "triton"
     return ProcessPoolExecutor(
         max_workers=workers,
         # Not fork: the parent may hold threads, a GPU or an interpreter-mode Triton.

@@ -99,7 +99,6 @@ class CompiledKernel:
     launch: Launch
     resources: Resources
     threads: int  # of one program
-    triton_version: str
     seconds: float  # of the compile, next to nothing where Triton's cache had it
 
     @property
@@ -133,3 +132,4 @@ class Report:
     kernels: tuple[CompiledKernel, ...]
     failures: tuple[Failure, ...]
     compiles: int  # distinct bodies that were compiled; the others share their results
+    triton_version: str

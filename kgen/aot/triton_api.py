@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
@@ -40,7 +41,6 @@ from kgen.aot.model import Device, Resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-VERSION: str = triton.__version__
 _PTXAS_LOG = "ptxas.log"
 
 
@@ -86,6 +86,21 @@ class _AbsentGPU(DriverBase):  # type: ignore[misc]
         raise NotImplementedError("no kernel is launched ahead of time")
 
 
+class _Indexing(TorchFunctionMode):
+    """Lets fake GPU tensors be sliced under a torch that was built without GPUs.
+
+    ``tensor[...]`` asks for the device's guard before anything else can answer, and
+    such a torch has none. The view is worked out on a meta tensor instead.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.Tensor.__getitem__:
+            return func(*args, **(kwargs or {}))
+        tensor, index = args
+        view = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")[index]
+        return tensor.as_strided(view.shape, view.stride(), tensor.storage_offset() + view.storage_offset())
+
+
 def gpu_target(device: Device) -> GPUTarget:
     """Triton's name of the device."""
     return GPUTarget(device.backend, device.arch, device.warp_size)
@@ -114,7 +129,7 @@ def recording(device: Device, record: Callable[[RecordedLaunch], None]) -> Itera
     driver.set_active(_AbsentGPU(gpu_target(device)))
     knobs.runtime.jit_cache_hook = hook
     try:
-        with _torch_sees(device), FakeTensorMode(), warnings.catch_warnings():
+        with FakeTensorMode(), _Indexing(), _torch_sees(device), warnings.catch_warnings():
             # A fake tensor's address is 0, which is what "well aligned" needs.
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             yield
@@ -136,12 +151,12 @@ def _torch_sees(device: Device) -> Iterator[None]:
         warp_size=device.warp_size,
     )
     answers: dict[str, Any] = {
-        "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: (major, minor),
         "get_device_properties": lambda device=None: properties,
         "device": lambda device: contextlib.nullcontext(),
+        "device_of": lambda tensor: contextlib.nullcontext(),
     }
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():

@@ -45,7 +45,7 @@ def record(path: str, target: str, sizes: Sizes) -> tuple[Launch, ...] | Failure
 
 def build(path: str, target: str, sizes: Sizes, key: str) -> CompiledKernel | Failure:
     """Compile one of the launches that ``record`` found."""
-    from kgen.aot.triton_api import VERSION, compile_launch
+    from kgen.aot.triton_api import compile_launch
 
     launch, recorded = _recorded(path, target, sizes)[key]
     device = DEVICES[target]
@@ -58,7 +58,6 @@ def build(path: str, target: str, sizes: Sizes, key: str) -> CompiledKernel | Fa
         launch=launch,
         resources=resources,
         threads=launch.num_warps * device.warp_size,
-        triton_version=VERSION,
         seconds=time.perf_counter() - begin,
     )
 
