@@ -12,7 +12,7 @@ from kgen.spec.base import SpecModel
 class ContiguousCache(SpecModel):
     """One dense ``[B, Hkv, N, D]`` tensor each for keys and values."""
 
-    kind: Literal["contiguous"] = "contiguous"
+    kind: Literal["contiguous"]
 
 
 class PagedCache(SpecModel):

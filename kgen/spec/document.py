@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Refused:
-    """Stands in the data for a value that has already been reported."""
-
-
 @dataclass(frozen=True)
 class Span:
     """A stretch of one line; ``line`` and ``column`` count from 1."""
@@ -47,8 +43,9 @@ class Node:
 class Document:
     """A parsed file: ``data`` of plain dicts, lists and scalars, and ``nodes`` by path of keys.
 
-    ``problems`` are the faults of the YAML itself, ``refused`` the paths they
-    concern; ``is_complete`` is false where reading stopped early.
+    ``problems`` are the faults of the YAML itself, ``refused`` the paths of the
+    values they concern (``None`` in the data); ``is_complete`` is false where
+    reading stopped early.
     """
 
     display: str

@@ -6,7 +6,7 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from kgen.diagnostics import joined
@@ -108,6 +108,8 @@ class FieldType:
             yield "a mapping"
         elif self.annotation is bool:
             yield "true or false"
+        elif self.annotation is str and any(isinstance(c, AfterValidator) for c in constraints):
+            yield "a name of lowercase letters, digits and _"
         elif self.annotation is str:
             yield "text" + _limits(constraints, "characters")
         else:

@@ -75,14 +75,16 @@ def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
     """
     loaded: list[LoadedSpec] = []
     diagnostics: list[Diagnostic] = []
-    for path, text in spec_files(paths):
+    sources = spec_files(paths)
+    for path, text in sources:
         try:
             loaded.append(_load(text, path, str(path)))
         except SpecError as error:
             diagnostics += error.diagnostics
     diagnostics += shared_names(loaded)
     if diagnostics:
-        raise SpecError(diagnostics)
+        order = {str(path): index for index, (path, _) in enumerate(sources)}
+        raise SpecError(sorted(diagnostics, key=lambda d: (order[d.path], d.line, d.column, d.code)))
     return tuple(loaded)
 
 
@@ -100,7 +102,7 @@ def shared_names(loaded: Sequence[LoadedSpec]) -> list[Diagnostic]:
     for item in loaded:
         if item.spec.name in first:
             message = f"name {item.spec.name} is taken by {first[item.spec.name]}"
-            found += item.diagnose([Problem("KG214", ("name",), message, "give each spec a name of its own")])
+            found += item.diagnose([Problem("KG213", ("name",), message, "give each spec a name of its own")])
         else:
             first[item.spec.name] = item.display
     return found
@@ -111,10 +113,11 @@ def _load(text: str | bytes, path: Path | None, display: str) -> LoadedSpec:
     diagnostics = list(document.problems)
     spec: SpecFile | None = None
     if document.is_complete:
-        spec, problems = validate(document)
+        validated = validate(document)
+        spec = validated.spec
+        diagnostics += document.diagnose(validated.problems)
         if spec is not None:
-            problems = [*problems, *rules.check(spec), *features.check(spec)]
-        diagnostics += document.diagnose(problems)
+            diagnostics += document.diagnose(validated.as_written([*rules.check(spec), *features.check(spec)]))
     if diagnostics or spec is None:
         ordered = sorted(diagnostics, key=lambda d: (d.line, d.column, d.code))
         raise SpecError(_limited(ordered))
@@ -125,5 +128,5 @@ def _limited(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
     if len(diagnostics) <= MAX_REPORTED:
         return diagnostics
     kept, rest = diagnostics[: MAX_REPORTED - 1], diagnostics[MAX_REPORTED - 1 :]
-    message = f"{rest[0].message} (and {len(rest) - 1} more problems below)"
+    message = f"{rest[0].message} (and more problems below)"
     return [*kept, replace(rest[0], message=message)]

@@ -88,7 +88,7 @@ class PrefillKernel(SpecModel):
 
     kind: Literal["prefill"]
     layout: Literal["bhsd", "bshd", "ragged"] = Field(default="bhsd", description="Layout of the queries.")
-    kv: KVCache = Field(default=ContiguousCache(), description="Where keys and values lie.")
+    kv: KVCache = Field(default=ContiguousCache(kind="contiguous"), description="Where keys and values lie.")
     padded: bool = Field(default=False, description="Sequences are padded to one length; seq_lens is an input.")
     form: Literal["expanded"] | None = Field(default=None, description="The form of a latent layer.")
 
@@ -97,7 +97,7 @@ class DecodeKernel(SpecModel):
     """Attention of the newest token(s) of each request against its KV cache."""
 
     kind: Literal["decode"]
-    kv: KVCache = Field(default=ContiguousCache(), description="Where keys and values lie.")
+    kv: KVCache = Field(default=ContiguousCache(kind="contiguous"), description="Where keys and values lie.")
     num_splits: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
         default="auto", description="Equal ranges a request is cut into; auto balances the work over the device."
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import keyword
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, WithJsonSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_LENGTH = 64
 PATTERN = re.compile(r"[a-z][a-z0-9_]*")
@@ -35,7 +38,14 @@ def fault(name: str) -> str | None:
     return None
 
 
-def usable(name: str) -> str | None:
+def module_fault(name: str) -> str | None:
+    """Why ``name`` cannot name a kernel, ``None`` if it can."""
+    if re.search(f"{_TARGET_SUFFIX}$", name):
+        return "the ending is kept for the forms of a kernel for one GPU"
+    return fault(name)
+
+
+def usable(name: str, fault: Callable[[str], str | None]) -> str | None:
     """A valid name made of ``name``, ``None`` if there is none."""
     made = re.sub(r"[^a-z0-9]+", "_", name[:MAX_LENGTH].lower()).strip("_")
     return made if made and fault(made) is None else None
@@ -49,9 +59,7 @@ def _package_name(name: str) -> str:
 
 
 def _module_name(name: str) -> str:
-    reason = fault(name)
-    if reason is None and re.search(f"{_TARGET_SUFFIX}$", name):
-        reason = "the ending is kept for the forms of a kernel for one GPU"
+    reason = module_fault(name)
     if reason:
         raise ValueError(reason)
     return name

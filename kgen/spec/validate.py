@@ -7,6 +7,7 @@ data so that the next round finds those that were hidden behind them.
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
@@ -18,23 +19,38 @@ from kgen.spec.fields import FieldType, at, place, type_at
 from kgen.spec.model import SpecFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from kgen.spec.document import Document
     from kgen.spec.fields import Place
 
 _MAX_ROUNDS = 8  # a round uncovers at least one more level of the spec
+_MAX_FAULTS = 200  # faults looked at in a round; the loader shows fewer
 _MAX_GUESSED = 64  # characters; longer words are not misspellings, and comparing them is slow
 
 
-def validate(document: Document) -> tuple[SpecFile | None, list[Problem]]:
+@dataclass(frozen=True)
+class Validated:
     """The spec and its problems.
 
     With problems, the spec is what is left after repairs, good for finding more
     problems only, or ``None``.
     """
+
+    spec: SpecFile | None
+    problems: tuple[Problem, ...]
+    draft: Draft
+
+    def as_written(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Problems of the repaired spec, at the keys that the file has."""
+        return [replace(problem, loc=self.draft.written(problem.loc)) for problem in problems]
+
+
+def validate(document: Document) -> Validated:
+    """Check the data of a document against the models of the spec language."""
     checker = _Checker(document)
-    return checker.run(), checker.problems
+    spec = checker.run()
+    return Validated(spec, tuple(checker.problems), checker.draft)
 
 
 def closest(word: str, words: Iterable[str]) -> str | None:
@@ -51,19 +67,20 @@ class _Checker:
     def __init__(self, document: Document) -> None:
         self.problems: list[Problem] = []
         self._document = document
-        self._draft = Draft(document.data)
+        self.draft = Draft(document.data)
         self._reported: set[Loc] = set(document.refused)
 
     def run(self) -> SpecFile | None:
         for _ in range(_MAX_ROUNDS):
             try:
-                return SpecFile.model_validate(self._draft.data)
+                return SpecFile.model_validate(self.draft.data)
             except ValidationError as error:
-                faults = error.errors(include_url=False, include_input=False)
+                faults = list(error.errors(include_url=False, include_input=False))
             # Missing fields first: they are judged while the misspelt key is still there.
-            for fault in sorted(faults, key=lambda fault: fault["type"] == "extra_forbidden"):
+            faults.sort(key=lambda fault: fault["type"] == "extra_forbidden")
+            for fault in faults[:_MAX_FAULTS]:
                 self._fault(fault, place(fault["loc"]))
-            if not self._draft.commit():
+            if len(faults) > _MAX_FAULTS or not self.draft.commit():
                 return None
         return None
 
@@ -71,8 +88,8 @@ class _Checker:
         loc, kind = where.loc, where.type
         if where.is_key:
             message = f"{_shown(loc[-1])} cannot name a kernel: {_reason(fault)}"
-            self._report("KG104", loc, message, _other_name(loc[-1]), at="key")
-            self._draft.leave_out(loc)
+            self._report("KG104", loc, message, _other_name(loc[-1], names.module_fault), at="key")
+            self.draft.leave_out(loc)
         elif fault["type"] == "extra_forbidden":
             self._unknown(loc, where.owner)
         elif fault["type"] == "missing" and kind is not None:
@@ -86,30 +103,31 @@ class _Checker:
 
     def _unknown(self, loc: Loc, owner: FieldType | None) -> None:
         fields = list(owner.annotation.model_fields) if owner is not None else []
-        present = at(self._draft.data, loc[:-1])
+        present = at(self.draft.data, loc[:-1])
         guess = closest(str(loc[-1]), [field for field in fields if field not in present])
         hint = f"did you mean {guess}?" if guess else f"its fields: {', '.join(fields)}"
         self._report("KG103", loc, f"{_shown(loc[-1])} is not a field of {_name(loc[:-1])}", hint, at="key")
         if guess:
-            self._draft.rename(loc, guess)
+            self.draft.rename(loc, guess)
         else:
-            self._draft.remove(loc)
+            self.draft.remove(loc)
 
     def _missing(self, loc: Loc, hint: str) -> None:
-        owner = type_at(loc[:-1], self._draft.data)
-        present = at(self._draft.data, loc[:-1])
+        owner = type_at(loc[:-1], self.draft.data)
+        present = at(self.draft.data, loc[:-1])
         fields = list(owner.annotation.model_fields) if owner is not None and owner.is_model else []
         free = [field for field in fields if field not in present]
-        if any(key not in fields and closest(key, free) == loc[-1] for key in present):
+        unknown = [key for key in present if key not in fields][:_MAX_FAULTS]
+        if any(closest(key, free) == loc[-1] for key in unknown):
             return  # the unknown key is reported, and renamed
         self._report("KG101", loc, f"{_name(loc[:-1])} needs the field {loc[-1]}", hint)
-        self._draft.leave_out(loc)
+        self.draft.leave_out(loc)
 
     def _missing_kind(self, loc: Loc, union: FieldType) -> None:
         """Go on as the kind whose fields fit best, if one fits better than the others."""
         tags = list(union.models)
         message, hint = f"{_name(loc)} needs the field kind", f"kind: {joined(tags)}"
-        present = at(self._draft.data, loc)
+        present = at(self.draft.data, loc)
         scores = [sum(key in model.model_fields for key in present) for model in union.models.values()]
         guess = tags[scores.index(max(scores))] if scores.count(max(scores)) == 1 else None
         if loc[:1] == ("kernels",) and len(loc) == 2:
@@ -117,34 +135,37 @@ class _Checker:
             guess = next((tag for tag in tags if tag in str(loc[1])), None) or closest(str(loc[1]), tags) or guess
         self._report("KG101", (*loc, "kind"), message, f"did you mean kind: {guess}?" if guess else hint)
         if guess:
-            self._draft.replace((*loc, "kind"), guess)
+            self.draft.replace((*loc, "kind"), guess)
         else:
-            self._draft.leave_out(loc)
+            self.draft.leave_out(loc)
 
     def _wrong(self, loc: Loc, kind: FieldType, fault: Mapping[str, Any]) -> None:
-        value, name = at(self._draft.data, loc), _name(loc)
-        node = self._document.nodes.get(self._draft.written(loc))
+        value, name = at(self.draft.data, loc), _name(loc)
+        if fault["type"] == "too_short" and value:
+            return  # it has entries, and they are reported
+        node = self._document.nodes.get(self.draft.written(loc))
         if node is None:
             return  # a default, wrong because of the field that it follows from
         text = node.text
         if fault["type"] == "value_error":
-            self._report("KG104", loc, f"{name} is {clipped(text or '')}: {_reason(fault)}", _other_name(value))
-            self._draft.replace(loc, "spec")
+            other = _other_name(value, names.fault)
+            self._report("KG104", loc, f"{name} is {clipped(text or '')}: {_reason(fault)}", other)
+            self.draft.replace(loc, "spec")
             return
         guess = closest(value, kind.choices()) if isinstance(value, str) else None
         is_what = "has no value" if value is None else f"is {_described(value, text)}"
         hint = f"did you mean {guess}?" if guess else _usual_slip(loc, value, kind)
         self._report("KG102", loc, f"{name} {is_what}, must be {kind.allowed()}", hint)
         if guess:
-            self._draft.replace(loc, guess)
+            self.draft.replace(loc, guess)
         else:
-            self._draft.leave_out(loc)
+            self.draft.leave_out(loc)
 
     def _report(
         self, code: str, loc: Loc, message: str, hint: str | None, at: Literal["key", "value"] = "value"
     ) -> None:
         """Report a fault, unless it is (in) a value that has been reported."""
-        loc = self._draft.written(loc)
+        loc = self.draft.written(loc)
         if not any(loc[:end] in self._reported for end in range(len(loc) + 1)):
             self._reported.add(loc)
             self.problems.append(Problem(code, loc, message, hint, at))
@@ -165,7 +186,8 @@ def _shown(key: str | int) -> str:
 
 def _described(value: Any, text: str | None) -> str:
     if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
+        article = "a" if value else "an empty"
+        return f"{article} mapping" if isinstance(value, dict) else f"{article} list"
     return clipped(text or "")
 
 
@@ -174,8 +196,8 @@ def _reason(fault: Mapping[str, Any]) -> str:
     return str(fault["ctx"]["error"]) if "error" in fault.get("ctx", {}) else str(fault["msg"])
 
 
-def _other_name(name: Any) -> str | None:
-    other = names.usable(name) if isinstance(name, str) else None
+def _other_name(name: Any, fault: Callable[[str], str | None]) -> str | None:
+    other = names.usable(name, fault) if isinstance(name, str) else None
     return f"write {other}" if other else None
 
 
@@ -192,4 +214,6 @@ def _usual_slip(loc: Loc, value: Any, kind: FieldType) -> str | None:
     words = {member.annotation for member in kind.members}
     if isinstance(value, str) and words & {int, float} and value.lstrip("+-")[:1].isdigit():
         return "remove the quotes"
+    if isinstance(value, float) and value.is_integer() and int in words:
+        return f"write {int(value)}"
     return "remove the quotes" if value in ("true", "false") and bool in words else None

@@ -21,7 +21,7 @@ import yaml
 
 from kgen.diagnostics import clipped
 from kgen.spec import scalars
-from kgen.spec.document import Document, Node, Refused, Span
+from kgen.spec.document import Document, Node, Span
 from kgen.spec.source import decode
 
 if TYPE_CHECKING:
@@ -70,26 +70,12 @@ class _Builder:
         self._documents = 0
 
     def build(self, text: str) -> Document:
-        is_complete = True
-        loader = yaml.SafeLoader(text)
-        try:
-            while loader.check_event():
-                self._event(loader.get_event())  # type: ignore[no-untyped-call]
-        except _StopError:
-            is_complete = False
-        except yaml.MarkedYAMLError as error:
-            self._syntax_error(error)
-            is_complete = False
-        except (yaml.YAMLError, ValueError):
-            # PyYAML converts the numbers of escapes and directives without checking them.
-            mark = loader.get_mark()
-            self._report("KG003", self._span(mark, mark), "an escape or directive with a number out of range")
-            is_complete = False
-        if is_complete and not isinstance(self._root, (dict, Refused)):
-            root = self._nodes.get((), Node(None, Span(1, 1, 1), ""))
-            self._report(
-                "KG007", root.value, "a spec is a mapping of fields to values", "begin with `name: <name of the spec>`"
-            )
+        """The document that ``text`` holds, as far as it can be read."""
+        is_complete = self._parse(text)
+        if is_complete and not isinstance(self._root, dict) and () not in self._refused:
+            place = self._nodes[()].value if () in self._nodes else Span(1, 1, 1)
+            hint = "begin with `name: <name of the spec>`"
+            self._report("KG007", place, "a spec is a mapping of fields to values", hint)
             is_complete = False
         if isinstance(self._root, dict) and self._root:
             # What concerns the whole spec is shown at its first key.
@@ -98,6 +84,24 @@ class _Builder:
         d = self._document
         problems = tuple(sorted(self._problems, key=lambda p: (p.line, p.column)))
         return Document(d.display, d.lines, self._root, self._nodes, problems, frozenset(self._refused), is_complete)
+
+    def _parse(self, text: str) -> bool:
+        """Read all events; false, with a problem reported, where that stops early."""
+        loader = yaml.SafeLoader(text)
+        try:
+            while loader.check_event():
+                self._event(loader.get_event())  # type: ignore[no-untyped-call]
+        except _StopError:
+            return False
+        except yaml.MarkedYAMLError as error:
+            self._syntax_error(error)
+            return False
+        except (yaml.YAMLError, ValueError, OverflowError):
+            # PyYAML converts the numbers of escapes and directives without checking them.
+            mark = loader.get_mark()
+            self._report("KG003", self._span(mark, mark), "an escape or directive with a number out of range")
+            return False
+        return True
 
     def _event(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
@@ -174,10 +178,11 @@ class _Builder:
         elif isinstance(event, yaml.ScalarEvent):
             value, text = self._scalar(event, span, loc, hidden)
         else:
-            value = Refused()
-        if is_refused and not hidden:
+            value = None
+        if is_refused and not hidden and not isinstance(event, yaml.CollectionStartEvent):
+            # The entries of a mapping with an anchor are still worth checking; an alias or tagged scalar is not.
             self._refused.add(loc)
-            value = Refused() if not isinstance(event, yaml.CollectionStartEvent) else value
+            value = None
         if not hidden:
             key_span = frame.key_span if frame is not None else None
             self._nodes[loc] = Node(key_span, span, text)
@@ -200,7 +205,7 @@ class _Builder:
             self._report("KG008", span, value.message, value.help)
             if not hidden:
                 self._refused.add(loc)
-            value = Refused()
+            value = None
         return value, text
 
     def _attach(self, frame: _Frame | None, value: Any) -> None:
@@ -236,7 +241,7 @@ class _Builder:
                 "start a new line, or quote text that holds `: `",
             )
         elif "\\t" in (error.problem or ""):
-            message, hint = ("not valid YAML: a tab where indentation is expected", "indent with spaces")
+            message, hint = ("not valid YAML: a tab in place of spaces", "indent and separate with spaces")
         span = Span(1, 1, 1) if mark is None else self._span(mark, mark)
         self._report("KG003", span, message, hint)
 

@@ -1,0 +1,147 @@
+"""Fields that do not fit together, and features that are not generated yet: each with its exact place."""
+
+# ruff: noqa: E501 (tables, a case a line)
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.plan import features
+from kgen.spec import rules
+from kgen.spec.model import SpecFile
+from tests.spec_helpers import changed, heads, load
+
+LATENT = """\
+name: mla
+attention:
+  kind: latent
+  num_qo_heads: 16
+  kv_lora_rank: 512
+  qk_nope_head_dim: 128
+  qk_rope_head_dim: 64
+  v_head_dim: 128
+  mask: {kind: causal}
+dtype: bfloat16
+kernels:
+  prefill: {}
+  decode: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("heads: 8", "heads: 7", ["5:17: [KG201]: num_kv_heads is 7, which does not divide num_qo_heads (32)"]),
+        ("heads: 8", "heads: 33", ["5:17: [KG201]: num_kv_heads is 33, which does not divide num_qo_heads (32)"]),
+        ("{kind: causal}", "{kind: window, left: -1, right: -1}", ["7:3: [KG202]: a window without a limit on either side hides nothing"]),
+        ("128", "128\n  sm_scale: 1.0e-40", ["7:13: [KG203]: sm_scale is 1e-40, which float32 cannot hold"]),
+        ("bfloat16", "bfloat16\nallow_tf32: true", ["9:13: [KG204]: allow_tf32 says how float32 products are computed, and dtype is bfloat16"]),
+        ("bfloat16", "bfloat16\ntargets: [sm_90, sm_80, sm_90]", ["9:25: [KG205]: target sm_90 is listed twice"]),
+        ("{num_splits: auto}", "{form: absorbed}", ["11:18: [KG206]: form is absorbed, and only latent layers have forms"]),
+        ("{layout: bhsd}", "{form: expanded}", ["10:19: [KG206]: form is expanded, and only latent layers have forms"]),
+        ("{layout: bhsd}", "{kv: {kind: paged, page_size: 3}}", ["10:13: [KG312]: not generated yet: prefill from a paged cache", "10:24: [KG207]: kv is paged, and layout is bhsd; a paged prefill takes ragged queries"]),
+        ("{layout: bhsd}", "{layout: ragged, padded: true}", ["10:21: [KG310]: not generated yet: prefill of ragged batches", "10:37: [KG208]: padded is true, and a ragged layout has no padding", "10:37: [KG311]: not generated yet: prefill of padded batches"]),
+        ("prefill: {layout: bhsd}", "backward: {}", ["10:3: [KG210]: kernel backward has no prefill kernel in this spec to be the gradient of", "10:3: [KG315]: not generated yet: backward"]),
+        ("prefill: {layout: bhsd}", "a: {kind: prefill}\n  b: {kind: prefill}\n  backward: {}", ["12:3: [KG211]: kernel backward could be the gradient of a or b", "12:3: [KG315]: not generated yet: backward"]),
+        ("prefill: {layout: bhsd}", "a: {kind: prefill}\n  prefill: {}\n  backward: {}", ["12:3: [KG315]: not generated yet: backward"]),
+    ],
+)  # fmt: skip
+def test_fields_that_do_not_fit_together(old: str, new: str, expected: list[str]) -> None:
+    assert heads(changed(old, new)) == expected
+
+
+def test_several_query_tokens_are_causal() -> None:
+    text = changed("{kind: causal}", "{kind: full}").replace("num_splits: auto", "q_len: 4")
+    assert (
+        heads(text)[0] == "11:19: [KG209]: q_len is 4: the new tokens are causal among themselves, and the mask is full"
+    )
+
+
+def test_a_gradient_of_a_paged_prefill() -> None:
+    text = changed("{layout: bhsd}", "{layout: ragged, kv: {kind: paged, page_size: 16}}") + "  backward: {}\n"
+    assert "12:3: [KG212]: kernel backward would be the gradient of prefill, whose cache is paged" in heads(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("128", "128\n  head_dim_pe: 64", ["7:16: [KG302]: not generated yet: a separate rotary block"]),
+        ("{kind: causal}", "{kind: chunked, size: 8192}", ["7:16: [KG303]: not generated yet: chunked mask"]),
+        ("{kind: causal}", "{kind: prefix_lm}", ["7:16: [KG304]: not generated yet: prefix-LM mask"]),
+        ("{kind: causal}", '{kind: expression, visible: "q_pos >= kv_pos"}', ["7:16: [KG305]: not generated yet: masks by expression"]),
+        ("128", "128\n  sinks: true", ["7:10: [KG306]: not generated yet: attention sinks"]),
+        ("128", "128\n  logits_soft_cap: 50.0", ["7:20: [KG307]: not generated yet: soft cap of the logits"]),
+        ("128", "128\n  alibi: true", ["7:10: [KG308]: not generated yet: ALiBi"]),
+        ("bhsd", "bshd", ["10:21: [KG309]: not generated yet: prefill with tokens before heads"]),
+        ("bhsd", "ragged", ["10:21: [KG310]: not generated yet: prefill of ragged batches"]),
+        ("layout: bhsd", "padded: true", ["10:21: [KG311]: not generated yet: prefill of padded batches"]),
+        ("num_splits: auto", "kv: {kind: paged, page_size: 16}", ["11:12: [KG313]: not generated yet: decode from a paged cache"]),
+        ("num_splits: auto", "q_len: 2", ["11:19: [KG314]: not generated yet: several query tokens a request"]),
+        ("{num_splits: auto}", "{num_splits: auto}\n  backward: {}", ["12:3: [KG315]: not generated yet: backward"]),
+    ],
+)  # fmt: skip
+def test_features_that_are_not_generated_yet(old: str, new: str, expected: list[str]) -> None:
+    assert heads(changed(old, new)) == expected
+
+
+def test_latent_layers_are_not_generated_yet_and_have_the_form_of_the_kernel() -> None:
+    assert heads(LATENT) == ["3:9: [KG301]: not generated yet: latent layers (MLA)"]
+    data = {"prefill": {"form": None}, "decode": {}, "long": {"kind": "decode"}}
+    layer = {
+        "kind": "latent",
+        "num_qo_heads": 16,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "mask": {"kind": "causal"},
+    }
+    spec = SpecFile.model_validate({"name": "mla", "attention": layer, "dtype": "bfloat16", "kernels": data})
+    forms = {name: kernel.model_dump()["form"] for name, kernel in spec.kernels.items()}
+    assert forms == {"prefill": "expanded", "decode": "absorbed", "long": "absorbed"}
+    assert rules.check(spec) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("heads: 8", "heads: 1"),
+        ("heads: 8", "heads: 32"),
+        ("128", "72"),
+        ("128", "192\n  head_dim_v: 128"),
+        ("128", "128\n  sm_scale: 1"),
+        ("128", "128\n  sinks: false\n  alibi: false\n  logits_soft_cap: null\n  head_dim_pe: null"),
+        ("{kind: causal}", "{kind: full}"),
+        ("{kind: causal}", "{kind: sliding_window, size: 1}"),
+        ("{kind: causal}", "{kind: window, left: -1, right: 0}"),
+        ("{kind: causal}", "{kind: window, left: 0, right: 3}"),
+        ("bfloat16", "float16"),
+        ("bfloat16", "float32\nallow_tf32: true"),
+        ("bfloat16", "bfloat16\ntargets: [gfx942]"),
+        ("{num_splits: auto}", "{num_splits: 1}\n  decode_long: {kind: decode, num_splits: 64}"),
+        ("{num_splits: auto}", "{kv: {kind: contiguous}}"),
+        ("{num_splits: auto}", "{}"),
+    ],
+)
+def test_what_is_generated_loads(change: tuple[str, str]) -> None:
+    assert heads(changed(*change)) == []
+
+
+def test_every_row_of_the_table_is_used_by_some_spec() -> None:
+    """A row whose test never fires would refuse, or promise, nothing."""
+    loaded = load(changed("head_dim_qk: 128", "head_dim_qk: 192\n  head_dim_v: 128")).spec
+    masks = [{"kind": "full"}, {"kind": "sliding_window", "size": 4}, {"kind": "window", "left": 1, "right": 1}]
+    data = loaded.model_dump()
+    specs = [loaded] + [SpecFile.model_validate(data | {"attention": data["attention"] | {"mask": m}}) for m in masks]
+    unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]
+    assert unused == []
+
+
+def test_the_table_has_a_row_a_feature_and_unique_codes() -> None:
+    rows = features.table().splitlines()
+    assert rows[:2] == ["| feature | in a spec | generated |", "|---|---|---|"]
+    assert "| causal mask | `mask: {kind: causal}` | yes |" in rows
+    assert "| latent layers (MLA) | `attention: {kind: latent}` | not yet |" in rows
+    codes = [row.code for row in (*features.GENERATED, *features.NOT_YET)]
+    assert len(rows) == 2 + len(codes) == 2 + len(set(codes))
+    assert all(row.count("|") == 4 for row in rows)
