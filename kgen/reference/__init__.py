@@ -1,0 +1,1 @@
+"""The spec, executed: what the generated kernels are judged against."""
