@@ -1,0 +1,227 @@
+"""Cases: the shapes, values, layouts and splits a kernel is tried on.
+
+They follow from the spec and from the tile sizes of the module, so that every
+edge of a tile, of a window and of a split is met. Each case says why it exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kgen.spec.mask import SlidingWindowMask, WindowMask
+from kgen.spec.model import DecodeKernel, GroupedAttention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kgen.spec.model import SpecFile
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tile sizes of one target: rows (queries or heads) and keys."""
+
+    target: str
+    rows: int
+    keys: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel.
+
+    ``kv_len`` is N, the number of keys or the capacity of the cache.
+    ``seq_lens`` is for decode, as are ``num_splits`` and ``max_seq_len``
+    (``None`` leaves them out). ``values`` and ``layout`` name the numbers and
+    where they lie; ``target`` is the row of the launch table.
+    """
+
+    name: str
+    reason: str
+    target: str
+    batch: int
+    q_len: int
+    kv_len: int
+    seq_lens: tuple[int, ...] | None = None
+    num_splits: int | None = None
+    max_seq_len: int | None = None
+    values: str = "normal"
+    layout: str = "dense"
+    every_program: bool = False  # the interpreter may run a sample of the others
+
+    @property
+    def shape(self) -> str:
+        """The sizes in a word: ``B2 M5 N9``, for decode ``B2 N9 [3,9]``."""
+        if self.seq_lens is None:
+            return f"B{self.batch} M{self.q_len} N{self.kv_len}"
+        splits = "" if self.num_splits is None else f" splits {self.num_splits}"
+        return f"B{self.batch} N{self.kv_len} {list(self.seq_lens)}{splits}"
+
+
+# Values that break softmaxes, and why; `values.py` makes them.
+HOSTILE: Mapping[str, str] = {
+    "below": "every visible logit lies below -1e4: a finite sentinel or a stored 0 maximum wins over them",
+    "huge": "logits are +-2.5e5: products overflow where the maximum is not subtracted first",
+    "fp16_range": "q and k are 256: a dot product of 8e6 does not fit float16",
+    "dominant": "one key takes nearly all the weight",
+    "equal": "all logits are equal: the output is the mean, the LSE the logarithm of a count",
+    "denormal": "inputs near the smallest numbers of the dtype",
+}
+_LAYOUTS = ("odd", "k_strided", "v_transposed", "fused", "expanded")
+_SPARSE = ("sparse_rows", "sparse_heads", "sparse_batch")
+_EDGE = "the left edge of the window, off by one on either side; some keys outweigh all others"
+_STRIDES = "addresses follow each tensor's own strides"
+_OFFSETS = "offsets that do not fit 32 bits"
+
+
+def window_reach(spec: SpecFile) -> int | None:
+    """How many keys before its own position a query sees; ``None`` is no limit."""
+    assert isinstance(spec.attention, GroupedAttention)
+    mask = spec.attention.mask
+    if isinstance(mask, SlidingWindowMask):
+        return mask.size - 1
+    if isinstance(mask, WindowMask) and mask.left >= 0:
+        return mask.left
+    return None
+
+
+def interpreter_cases(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...]) -> tuple[Case, ...]:
+    """The cases for Triton's interpreter: small, and every edge. ``launch`` holds one row a target."""
+    make = _decode if isinstance(spec.kernels[kernel], DecodeKernel) else _prefill
+    return tuple(make(spec, launch))
+
+
+def _prefill(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
+    tiles = launch[0]
+    rows, keys = tiles.rows, tiles.keys
+    reach = window_reach(spec)
+
+    def case(name: str, reason: str, b: int, m: int, n: int, **more: Any) -> Case:
+        return Case(name, reason, **{"target": tiles.target, "batch": b, "q_len": m, "kv_len": n, **more})
+
+    yield case(
+        "every head", "each head finds its own q and out, and its group's k and v", 1, 3, keys + 1, every_program=True
+    )
+    yield case("no keys", "O is 0 and LSE -inf, and both are written", 2, 3, 0)
+    yield case("no queries", "an empty grid is not launched", 2, 0, 5)
+    yield case("no batch", "an empty grid is not launched", 0, 3, 5)
+    yield case("one token", "the smallest problem", 1, 1, 1)
+    yield case("tile - 1", "a last tile short by one, on both sides; more queries than keys", 1, rows - 1, keys - 1)
+    yield case("tile", "whole tiles alone", 1, rows, keys)
+    yield case("tile + 1", "a last tile of one row and one key", 1, rows + 1, keys + 1)
+    yield case("square", "the diagonal crosses tiles", 1, 2 * keys + 3, 2 * keys + 3)
+    yield case("chunk", "fewer queries than keys: the chunk is the end of the sequence", 2, 17, 2 * keys + 5)
+    yield case("M > N", "rows before the first key see none where the mask is causal", 1, rows + 9, 7)
+    yield case("odd batch", "batch strides", 3, 5, 19)
+    yield case("one query", "a prefill of one token at the end of many keys", 2, 1, 3 * keys + 1)
+    if reach is not None:
+        edge = reach + 1  # keys a query sees, with its own
+        for n in (edge - 1, edge, edge + 1):
+            yield case(f"window {n - edge:+d}", _EDGE, 1, min(n, 3), n, values="beacons")
+        yield case("window over tiles", _EDGE, 1, rows + 3, edge + rows + 5, values="beacons")
+    for values, reason in HOSTILE.items():
+        yield case(f"values {values}", reason, 1, rows // 2 + 3, 2 * keys + 3, values=values)
+    # The window of the first row starts in the middle of a tile, which the last rows do not see at all.
+    first = 2 * keys if reach is None else reach + keys // 2 + 1
+    reason = "a first visited tile that shows a row nothing, then only logits below -1e4"
+    yield case("late rows", reason, 1, rows, rows + first, values="below")
+    reason = "single keys at the diagonal and at tile edges outweigh all others"
+    yield case("beacons", reason, 1, keys + 9, 2 * keys + 9, values="beacons")
+    for layout in _LAYOUTS:
+        yield case(f"layout {layout}", _STRIDES, 2, 19, keys + 3, layout=layout)
+    for layout in _SPARSE:
+        yield case(f"layout {layout}", _OFFSETS, 2, 5, 5, layout=layout)
+    for other in _distinct(launch)[1:]:
+        m, n = other.rows + 1, 2 * other.keys + 1
+        yield case(f"tiles of {other.target}", "every row of the launch table is right", 1, m, n, target=other.target)
+
+
+def _decode(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
+    tiles = launch[0]
+    t = tiles.keys
+    reach = window_reach(spec)
+
+    def case(name: str, reason: str, *lengths: int, splits: int | None = None, spare: int = 3, **more: Any) -> Case:
+        fixed = {"target": tiles.target, "batch": len(lengths), "q_len": 1, "kv_len": max(lengths, default=0) + spare}
+        return Case(name, reason, **{**fixed, "seq_lens": lengths, "num_splits": splits, **more})
+
+    yield case("lengths", "0, 1 and a tile more or less in one batch", 0, 1, t - 1, t, t + 1, 3 * t + 2)
+    yield case("lengths, 1 split", "no combine", t + 1, 0, 5, splits=1)
+    yield case("lengths, 2 splits", "a last split shorter than a tile", t + 1, 2 * t, 3 * t + 5, splits=2)
+    yield case("lengths, 3 splits", "splits that own no tile", 1, 3 * t + 5, 0, splits=3)
+    yield case("lengths, 7 splits", "more splits than tiles, and than keys", 3, t + 1, splits=7)
+    yield case("all empty", "no request has a key", 0, 0)
+    yield case("all empty, 3 splits", "every split of every request is empty", 0, 0, splits=3)
+    yield case("no batch", "an empty grid is not launched")
+    yield case("no cache", "a cache of no capacity", 0, 0, spare=0)
+    yield case("full cache", "no spare rows behind the last key", 2 * t, t, spare=0)
+    yield case("max_seq_len", "the host's bound is below the capacity", t + 3, 2, spare=4 * t, max_seq_len=t + 7)
+    if reach is not None:
+        edge = reach + 1
+        yield case("window", _EDGE, edge - 1, edge, edge + 1, values="beacons")
+        yield case(
+            "window, 3 splits", "splits of a window that starts inside a tile", edge + t + 1, splits=3, values="beacons"
+        )
+    for values, reason in HOSTILE.items():
+        yield case(f"values {values}", reason, t + 5, 3, splits=2, values=values)
+    yield case("beacons", "single keys at the edges of tiles outweigh all others", 2 * t + 2, t, values="beacons")
+    for layout in _LAYOUTS:
+        yield case(f"layout {layout}", _STRIDES, t + 2, 5, layout=layout)
+    for layout in _SPARSE:
+        yield case(f"layout {layout}", _OFFSETS, 9, 7, layout=layout)
+    for other in _distinct(launch)[1:]:
+        reason = "every row of the launch table is right"
+        yield case(f"tiles of {other.target}", reason, 2 * other.keys + 1, 3, target=other.target)
+
+
+def _distinct(launch: tuple[Tiles, ...]) -> tuple[Tiles, ...]:
+    """One row for each pair of tile sizes, the first target of each."""
+    seen: dict[tuple[int, int], Tiles] = {}
+    for tiles in launch:
+        seen.setdefault((tiles.rows, tiles.keys), tiles)
+    return tuple(seen.values())
+
+
+def device_cases(spec: SpecFile, kernel: str, tiles: Tiles) -> tuple[Case, ...]:
+    """The cases for a GPU with this row of the launch table: the interpreter's, and full shapes."""
+    small = interpreter_cases(spec, kernel, (tiles,))
+    make = _long_decode if isinstance(spec.kernels[kernel], DecodeKernel) else _long_prefill
+    return (*small, *make(spec, tiles))
+
+
+def _long_prefill(spec: SpecFile, tiles: Tiles) -> Iterator[Case]:
+    reach = window_reach(spec)
+    past = 4096 if reach is None else reach + 1
+    for name, reason, b, m, n, values in (
+        ("long", "many tiles of rows and keys", 1, 4096, 4096, "normal"),
+        ("long odd", "lengths of no tile", 3, 1021, 1021, "normal"),
+        ("long chunk", "a chunk at the end of a long sequence", 1, 512, 8192, "normal"),
+        ("long odd chunk", "a chunk that starts inside a tile", 2, 300, 5003, "normal"),
+        ("long M > N", "many rows without keys where the mask is causal", 2, 1500, 700, "normal"),
+        ("past the window", "rows that see no first key", 1, 1024, past + 1500, "normal"),
+        ("long beacons", "edges of windows and diagonals over many tiles", 1, 2048, past + 2048, "beacons"),
+        ("long below", "logits below -1e4 over many tiles", 1, 1024, 3000, "below"),
+    ):
+        yield Case(name, reason, tiles.target, b, m, n, values=values)
+
+
+def _long_decode(spec: SpecFile, tiles: Tiles) -> Iterator[Case]:
+    past = (window_reach(spec) or 4095) + 1
+    ragged = tuple((i * 977) % 4001 for i in range(64))
+    for name, reason, lengths, splits, values in (
+        ("long", "one long request", (16384,), None, "normal"),
+        ("long, 13 splits", "splits of unequal numbers of tiles", (16001, 5), 13, "normal"),
+        ("64 requests", "a ragged batch", ragged, None, "normal"),
+        ("64 requests, 3 splits", "a ragged batch in equal ranges", ragged, 3, "normal"),
+        ("one long of many", "work of very unequal size", (12000, *([17] * 31)), None, "normal"),
+        (
+            "long beacons",
+            "edges of tiles, splits and windows",
+            (past - 1, past, past + 1, past + 3000),
+            None,
+            "beacons",
+        ),
+        ("long below", "logits below -1e4 over many splits", (7000, 3001), 5, "below"),
+    ):
+        yield Case(name, reason, tiles.target, len(lengths), 1, max(lengths) + 64, lengths, splits, values=values)

@@ -1,0 +1,71 @@
+"""What only a GPU can show: bitwise repeats, and decode launches replayed from a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kgen.verify.poison import same_bits
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from kgen.verify.call import Outcome
+    from kgen.verify.cases import Case
+    from kgen.verify.values import Inputs
+
+REPEATS = 20
+
+
+def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> list[str]:
+    """Run a case again and again, and from a graph; what differs from the first call."""
+    q, k, v = inputs
+    if q.numel() == 0 or case.layout != "dense":
+        return []
+    arguments: dict[str, Any] = {"return_lse": True}
+    queries = q
+    if case.seq_lens is not None:
+        queries = q[:, :, 0].contiguous()
+        arguments["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
+        arguments["num_splits"] = case.num_splits
+        arguments["max_seq_len"] = case.max_seq_len
+    tensors = (queries, k.contiguous(), v.contiguous())
+    problems = []
+    once = module.attention(*tensors, **arguments)
+    for _ in range(REPEATS):
+        again = module.attention(*tensors, **arguments)
+        if not all(same_bits(a, b) for a, b in zip(once, again, strict=True)):
+            problems.append("a repeated call gives other bits")
+            break
+    # The poisoned call ran with the same lengths: the memory around must not matter.
+    for name, got, want in zip(("out", "lse"), once, (first.out, first.lse), strict=True):
+        if want is not None and not same_bits(got.reshape(want.shape), want):
+            problems.append(f"{name} differs between two buffers of the same numbers")
+    if case.seq_lens is not None:
+        problems += _graph(module, tensors, arguments)
+    return problems
+
+
+def _graph(module: ModuleType, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any]) -> list[str]:
+    """Capture a decode call, replay it with other lengths in its buffers, compare with plain calls."""
+    lengths = arguments["seq_lens"]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        module.attention(*tensors, **arguments)  # compiles outside the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = module.attention(*tensors, **arguments)
+    bound = arguments["max_seq_len"] or tensors[1].shape[2]
+    problems = []
+    kept = lengths.clone()
+    for name, new in (("its own", kept), ("rolled", kept.roll(1)), ("no", kept * 0), ("full", kept * 0 + bound)):
+        lengths.copy_(new)
+        graph.replay()
+        plain = module.attention(*tensors, **arguments)
+        if not all(same_bits(a, b) for a, b in zip(captured, plain, strict=True)):
+            problems.append(f"a CUDA graph replayed with {name} lengths gives other bits than a call")
+    lengths.copy_(kept)
+    return problems

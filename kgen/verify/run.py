@@ -1,0 +1,249 @@
+"""Generated kernels against the reference: every case, in clean and in poisoned memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kgen.errors import MissingDependencyError
+from kgen.verify import interpreter, values
+from kgen.verify.call import Outcome, run
+from kgen.verify.cases import Case, Tiles, device_cases, interpreter_cases, window_reach
+from kgen.verify.compare import Comparison, Expected, compare, expect
+from kgen.verify.modules import check_fresh, load_package, tiles
+from kgen.verify.poison import CLEAN, HUGE, INF, NAN, Poison, mixed, same_bits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from kgen.spec.loader import LoadedSpec
+    from kgen.spec.model import SpecFile
+
+# Key tiles that a case may take in the interpreter, about 3 ms each.
+_TILE_BUDGET = 96
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one case of one kernel showed. ``message`` is ``None`` where all is well."""
+
+    spec: str
+    kernel: str
+    case: Case
+    max_error: float
+    max_limit: float
+    frobenius_error: float
+    frobenius_limit: float
+    lse_error: float
+    lse_limit: float
+    poison_ok: bool
+    seconds: float
+    message: str | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the case found nothing wrong."""
+        return self.message is None
+
+    @property
+    def worst_ratio(self) -> float:
+        """The largest of the errors, each as a part of its limit."""
+        pairs = (
+            (self.max_error, self.max_limit),
+            (self.frobenius_error, self.frobenius_limit),
+            (self.lse_error, self.lse_limit),
+        )
+        return max(error / limit for error, limit in pairs)
+
+
+# Called after each case with its result, the number of cases done and of all cases.
+Progress = Callable[[Result, int, int], None]
+
+
+def verify(
+    specs: Sequence[LoadedSpec], root: Path, *, device: str = "cpu", progress: Progress | None = None
+) -> tuple[Result, ...]:
+    """Verify the generated kernels of ``specs`` below ``root``.
+
+    ``device="cpu"`` runs small cases in Triton's interpreter, ``"cuda"`` the
+    same and full shapes on the GPU.
+
+    Raises ``InputError`` where files are missing or stale, and
+    ``MissingDependencyError`` without Triton or, for ``cuda``, without a GPU.
+    """
+    where = _device(device)
+    check_fresh(specs, root)
+    work = []
+    for loaded in specs:
+        modules = load_package(root / loaded.spec.name)
+        for kernel in loaded.spec.kernels:
+            work += [
+                (loaded.spec, kernel, modules[kernel], case)
+                for case in cases(loaded.spec, kernel, modules[kernel], where)
+            ]
+    results = []
+    for number, (spec, kernel, module, case) in enumerate(work):
+        result = check_case(spec, kernel, module, case, where, number)
+        results.append(result)
+        if progress is not None:
+            progress(result, number + 1, len(work))
+    return tuple(results)
+
+
+def _device(name: str) -> torch.device:
+    """The device to run on, once it is known to work."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        interpreter.require()
+    elif not torch.cuda.is_available():
+        raise MissingDependencyError(f"--device {name} needs a GPU, and PyTorch sees none here")
+    return device
+
+
+def cases(spec: SpecFile, kernel: str, module: ModuleType, device: torch.device) -> tuple[Case, ...]:
+    """The cases of a kernel on a device."""
+    launch = tiles(module)
+    if device.type == "cpu":
+        return interpreter_cases(spec, kernel, launch)
+    return device_cases(spec, kernel, _own_tiles(launch, device))
+
+
+def _own_tiles(launch: tuple[Tiles, ...], device: torch.device) -> Tiles:
+    """The launch table's row of this GPU, by name; the first where it has none of its own."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return next((row for row in launch if row.target == f"sm_{major}{minor}"), launch[0])
+
+
+def check_case(
+    spec: SpecFile, kernel: str, module: ModuleType, case: Case, device: torch.device, number: int = 0
+) -> Result:
+    """Run one case: clean memory against the reference, then poisoned memory against clean.
+
+    ``number`` only chooses which poison comes first in the interpreter.
+    """
+    start = time.perf_counter()
+    inputs = values.make(spec, case, device)
+    lengths = None if case.seq_lens is None else torch.tensor(case.seq_lens, dtype=torch.int32, device=device)
+    expected = expect(spec, *inputs, seq_lens=lengths)
+    sample = _sample(spec, module, case) if device.type == "cpu" else None
+    clean = run(module, case, inputs, CLEAN, sample=sample)
+    problems, comparison = _judge(clean, expected)
+    poison_ok = True
+    if clean.out is not None:
+        poisons = (mixed(number),) if device.type == "cpu" else (NAN, INF, HUGE)
+        for poison in poisons:
+            found = _differences(clean, run(module, case, inputs, poison, sample=sample), poison)
+            poison_ok &= not found
+            problems += found
+        if device.type != "cpu":
+            from kgen.verify.device import replays
+
+            problems += replays(module, case, inputs, clean)
+    return Result(
+        spec=spec.name,
+        kernel=kernel,
+        case=case,
+        max_error=comparison.max_error,
+        max_limit=expected.max_limit,
+        frobenius_error=comparison.frobenius_error,
+        frobenius_limit=expected.frobenius_limit,
+        lse_error=comparison.lse_error,
+        lse_limit=expected.lse_limit,
+        poison_ok=poison_ok,
+        seconds=time.perf_counter() - start,
+        message="; ".join(dict.fromkeys(problems)) or None,
+    )
+
+
+def _sample(spec: SpecFile, module: ModuleType, case: Case) -> interpreter.Sample | None:
+    """How many programs of a prefill the interpreter runs: all, or as the tiles of one allow.
+
+    Decode cases run whole: a merge reads what other programs wrote.
+    """
+    if case.every_program or case.seq_lens is not None:
+        return None
+    launch = next(row for row in tiles(module) if row.target == case.target)
+    reach = window_reach(spec)
+    keys = case.kv_len if reach is None else min(case.kv_len, reach + launch.rows)
+    programs = max(3, min(12, _TILE_BUDGET // max(1, -(-keys // launch.keys))))
+    return interpreter.Sample(programs, seed=case.q_len * 1000 + case.kv_len)
+
+
+def _judge(outcome: Outcome, expected: Expected) -> tuple[list[str], Comparison]:
+    """What is wrong with a call in clean memory, and its errors."""
+    problems = list(outcome.problems)
+    if outcome.out is None or outcome.lse is None:
+        return problems, Comparison(torch.nan, torch.nan, torch.nan, None)
+    shape = tuple(expected.out.shape)
+    if tuple(outcome.out.shape) != shape or tuple(outcome.lse.shape) != shape[:-1]:
+        problems.append(
+            f"out and lse have shapes {tuple(outcome.out.shape)} and {tuple(outcome.lse.shape)}, want {shape}"
+        )
+        return problems, Comparison(torch.nan, torch.nan, torch.nan, None)
+    comparison = compare(expected, outcome.out, outcome.lse, rows=outcome.rows)
+    if comparison.message is not None:
+        problems.append(comparison.message)
+    return problems, comparison
+
+
+def _differences(clean: Outcome, poisoned: Outcome, poison: Poison) -> list[str]:
+    """What a call in poisoned memory did otherwise than one in clean memory."""
+    label = f"undefined memory full of {poison.name}"
+    problems = [f"{label}: {problem}" for problem in poisoned.problems]
+    if clean.out is None or clean.lse is None or poisoned.out is None or poisoned.lse is None:
+        return problems
+    for name, a, b in (("out", clean.out, poisoned.out), ("lse", clean.lse, poisoned.lse)):
+        if clean.rows is not None and poisoned.rows is not None:
+            if not torch.equal(clean.rows, poisoned.rows):
+                problems.append(f"{label} changes which rows are written")
+                break
+            a, b = a[clean.rows], b[clean.rows]
+        if not same_bits(a, b):
+            problems.append(f"{label} changes {name}")
+    return problems
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One line of the table of errors: a kernel over all its cases."""
+
+    spec: str
+    kernel: str
+    cases: int
+    failed: int
+    max_error: float
+    lse_error: float
+    worst: float  # largest error as a part of its limit
+    poison_ok: bool
+    seconds: float
+
+
+def table_rows(results: Sequence[Result]) -> tuple[Summary, ...]:
+    """Results summed up by kernel, in their order. The failed cases are in the results themselves."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.spec, result.kernel), []).append(result)
+    return tuple(
+        Summary(
+            spec=spec,
+            kernel=kernel,
+            cases=len(group),
+            failed=sum(not result.passed for result in group),
+            max_error=_largest([result.max_error for result in group]),
+            lse_error=_largest([result.lse_error for result in group]),
+            worst=_largest([result.worst_ratio for result in group]),
+            poison_ok=all(result.poison_ok for result in group),
+            seconds=sum(result.seconds for result in group),
+        )
+        for (spec, kernel), group in groups.items()
+    )
+
+
+def _largest(numbers: Sequence[float]) -> float:
+    """The maximum, NaN where there is one (``max`` alone may drop it)."""
+    return float("nan") if any(n != n for n in numbers) else max(numbers)
