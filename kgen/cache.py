@@ -3,7 +3,8 @@
 A key is the digest of all that decides the output: the bytes of the spec, the
 path that its header names, kgen's sources and tables, its templates and the
 releases of the libraries that read and render. Times of files play no part. A
-hit saves the imports of Pydantic and Jinja, most of what a build takes.
+hit saves the models of a spec, its plans and Jinja: about half of what a build
+takes that changes nothing.
 
 The cache may fail in any way (no home, a full disk, damaged entries, another
 process writing) and the build is the same, only slower: an entry is used only

@@ -77,7 +77,7 @@ def find(paths: Sequence[Path], out: Path | None = None) -> Workspace:
         sources=tuple(sorted(sources, key=lambda source: (source.header, source.shown))),
         out=base.parent / "generated" if out is None else Path(os.path.abspath(out)),
         owner=base.name if whole else None,
-        arguments=tuple(str(path) for path in paths),
+        arguments=tuple(f"{path}/" if path.is_dir() else str(path) for path in paths),
         out_given=out is not None,
     )
 

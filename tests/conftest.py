@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
+
+from kgen import cache
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,3 +20,37 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
         # The interpreter's products are too small for threads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's cache of rendered output is neither read nor written by a test."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv(cache.ENVIRONMENT, str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of a user with two specs, which is the current folder."""
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs/one.yaml").write_text(SPEC.format(name="one", heads=8))
+    (tmp_path / "specs/two.yml").write_text(SPEC.format(name="two", heads=4))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SPEC = """\
+name: {name}
+attention:
+  kind: grouped
+  num_qo_heads: {heads}
+  num_kv_heads: 2
+  head_dim_qk: 64
+  mask: {{kind: causal}}
+dtype: float16
+kernels:
+  prefill: {{}}
+  decode: {{}}
+"""

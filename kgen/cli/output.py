@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+
+from kgen.errors import InputError
 
 
 class Format(StrEnum):
@@ -24,14 +27,27 @@ class ReviewFormat(StrEnum):
     GITHUB = "github"
 
 
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """A full disk behind stdout is told; a reader that went away (``BrokenPipeError``) is the caller's to end on."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        abandon_stdout()
+        raise InputError(f"cannot write the output: {failure.strerror}") from failure
+
+
 def line(text: str) -> None:
     """One line of data, or several."""
-    print(text)
+    with _writing():
+        print(text)
 
 
 def data(value: object) -> None:
     """One JSON document."""
-    print(json.dumps(value, indent=2))
+    line(json.dumps(value, indent=2))
 
 
 def note(text: str) -> None:
@@ -75,7 +91,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             framed.add_column(Text(title), overflow="fold")
         for row in rows:
             framed.add_row(*(Text(cell) for cell in row))
-        Console(highlight=False).print(framed)
+        with _writing():
+            Console(highlight=False).print(framed)
         return
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     for row in (header, *rows):
@@ -87,21 +104,23 @@ def diff(text: str) -> None:
     if not text:
         return
     if not _is_terminal():
-        print(text, end="")
+        line(text.removesuffix("\n"))
         return
     from rich.console import Console
     from rich.text import Text
 
     styles = {"+": "green", "-": "red", "@": "cyan"}
     console = Console(highlight=False, soft_wrap=True)
-    for one in text.removesuffix("\n").split("\n"):
-        console.print(Text(one, style=styles.get(one[:1], "")))
+    with _writing():
+        for one in text.removesuffix("\n").split("\n"):
+            console.print(Text(one, style=styles.get(one[:1], "")))
 
 
 def flush() -> None:
     """Write out stdout now, so that a reader that went away is noticed here and not at exit."""
     if sys.stdout is not None:
-        sys.stdout.flush()
+        with _writing():
+            sys.stdout.flush()
 
 
 def abandon_stdout() -> None:

@@ -15,8 +15,6 @@ from kgen.errors import InputError
 if TYPE_CHECKING:
     from kgen.plan.model import KernelPlan
 
-_TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages", "programs_per_sm", "shared_bytes")
-
 
 @guarded
 def explain(
@@ -55,20 +53,14 @@ def schema() -> int:
     return 0
 
 
-def _rows(plan: KernelPlan) -> list[tuple[str, dict[str, int]]]:
-    """The launch table: a target, and its numbers by name."""
+def _rows(plan: KernelPlan) -> list[dict[str, int | str]]:
+    """The launch table: the numbers of a tile by name, and the shared memory that the target has."""
+    from dataclasses import asdict
+
+    from kgen.plan.targets import TARGET_INFO
+
     return [
-        (
-            target,
-            {
-                "BLOCK_M": tile.block_m,
-                "BLOCK_N": tile.block_n,
-                "num_warps": tile.num_warps,
-                "num_stages": tile.num_stages,
-                "programs_per_sm": tile.programs_per_sm,
-                "shared_bytes": tile.shared_bytes,
-            },
-        )
+        {"target": target, **asdict(tile), "shared_limit": TARGET_INFO[target].shared_bytes}
         for target, tile in plan.launch
     ]
 
@@ -79,7 +71,7 @@ def _as_json(plan: KernelPlan) -> dict[str, object]:
         "path": plan.spec_path,
         "kernel": plan.kernel,
         "reasons": [{"choice": choice, "why": why} for choice, why in plan.reasons],
-        "launch": dict(_rows(plan)),
+        "launch": _rows(plan),
     }
 
 
@@ -87,5 +79,8 @@ def _print(plan: KernelPlan) -> None:
     output.line(f"{plan.spec_name}.{plan.kernel}, from {plan.spec_path}")
     output.table(("CHOICE", "WHY"), plan.reasons)
     output.line("")
-    rows = [(target, *(f"{numbers[name]:,}" for name in _TILE)) for target, numbers in _rows(plan)]
-    output.table(("TARGET", *_TILE), rows)
+    rows = _rows(plan)
+    output.table(
+        [name.upper() for name in rows[0]],
+        [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows],
+    )
