@@ -6,6 +6,7 @@ import ast
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pydantic import BaseModel
 
 from kgen import resources
 from kgen.errors import SpecError
-from kgen.plan import features
 from kgen.project import project as project_of
 from kgen.spec.loader import digest, load_text
 from kgen.spec.model import SpecFile
@@ -62,7 +62,7 @@ def test_the_committed_output_is_what_the_committed_specs_generate() -> None:
 def test_a_build_is_the_same_everywhere(tmp_path: Path, environment: dict[str, str]) -> None:
     specs = tmp_path / "other place" / "specs"
     shutil.copytree(REPOSITORY / "specs", specs)
-    order = sorted((str(path) for path in specs.iterdir()), key=lambda path: path[::-1])
+    order = sorted((str(path) for path in specs.glob("*.yaml")), key=lambda path: path[::-1])
     run("-m", "kgen", "build", *order, cwd=tmp_path, KGEN_CACHE_DIR=str(tmp_path / "cache"), **environment)
     assert tree(specs.parent / "generated") == tree(REPOSITORY / "generated")
 
@@ -74,7 +74,7 @@ def test_a_build_from_the_cache_is_the_same(tmp_path: Path) -> None:
         run("-m", "kgen", "build", cwd=tmp_path, KGEN_CACHE_DIR=str(tmp_path / "cache"))
         assert tree(tmp_path / "generated") == tree(REPOSITORY / "generated")
     entries = list((tmp_path / "cache/rendered").iterdir())
-    assert len(entries) == len(list((REPOSITORY / "specs").iterdir()))
+    assert len(entries) == len(list((REPOSITORY / "specs").glob("*.yaml")))
 
 
 MODULES = """
@@ -138,7 +138,7 @@ print("imported", len(sys.argv) - 1)
 
 def test_generated_packages_need_neither_kgen_nor_its_dependencies(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "generated", tmp_path / "generated")
-    names = sorted(path.stem for path in (REPOSITORY / "specs").iterdir())
+    names = sorted(path.stem for path in (REPOSITORY / "specs").glob("*.yaml"))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", BLOCKED, *names]
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -402,7 +402,9 @@ def test_help_is_quick(tmp_path: Path) -> None:
     assert fastest(["-m", "kgen", "--help"], tmp_path, tmp_path / "cache", fresh=False) < 0.6
 
 
-def test_the_readme_lists_the_features_of_the_table() -> None:
+def test_the_readme_quotes_the_spec_and_the_source_that_are_there() -> None:
     text = (REPOSITORY / "README.md").read_text()
-    between = text.partition("<!-- features:start -->\n")[2].partition("<!-- features:end -->")[0]
-    assert between.strip() == features.table().strip()
+    spec, loop, _ = (part.partition("\n```")[0] for part in re.split(r"\n```(?:yaml|python)\n", text)[1:])
+    assert spec == (REPOSITORY / "specs/llama3_8b.yaml").read_text().rstrip()
+    assert loop.startswith("    # Tiles below")
+    assert loop in (REPOSITORY / "generated/llama3_8b/decode.py").read_text(), "quote the loop of decode.py again"
