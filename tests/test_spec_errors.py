@@ -155,9 +155,17 @@ def test_the_entries_of_a_mapping_with_an_anchor_are_checked() -> None:
     assert codes == ["KG005", "KG104", "KG005", "KG102"]
 
 
-def test_a_wrong_prefill_does_not_make_its_gradient_wrong_too() -> None:
-    text = changed("{layout: bhsd}", "{layout: 7}") + "  backward: {}\n"
-    assert [head[:14] for head in heads(text)] == ["10:21: [KG102]"]
+@pytest.mark.parametrize("others", ["", "  decode: {}\n"])
+def test_a_wrong_prefill_does_not_make_its_gradient_wrong_too(others: str) -> None:
+    start = VALID[: VALID.index("  prefill")]
+    text = f"{start}  prefill: {{layout: 7}}\n{others}  backward: {{}}\n"
+    assert heads(text) == ["10:21: [KG102]: layout is 7, must be bhsd, bshd or ragged"]
+
+
+@pytest.mark.parametrize("target", ["sm90", "volta"])
+def test_a_wrong_target_does_not_make_another_a_duplicate(target: str) -> None:
+    found = heads(changed("dtype:", f"targets: [{target}, sm_90, 3]\ndtype:"))
+    assert [head[:14] for head in found] == ["8:11: [KG102]:", f"8:{20 + len(target)}: [KG102]:"]
 
 
 def test_the_number_of_messages_is_limited() -> None:

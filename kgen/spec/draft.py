@@ -59,42 +59,41 @@ class Draft:
         self._is_changed = True
 
     def leave_out(self, loc: Loc) -> None:
-        """Go on without the part at ``loc``: the whole kernel, the entry of a list, or the optional field.
+        """Go on without the part at ``loc``: its whole kernel or list, or the optional field.
 
         What cannot be left out stays, and the spec stays invalid.
         """
         if loc[:1] == ("kernels",) and len(loc) > 1:
             loc = loc[:2]
+        elif loc and isinstance(loc[-1], int):
+            loc = loc[:-1]  # without the entry alone, the others would change places
         parent = at(self.data, loc[:-1]) if loc else None
-        if self._holds(parent, loc) and not self._is_required(loc):
+        if isinstance(parent, dict) and loc[-1] in parent and not self._is_required(loc):
             self._left_out.add(loc)
 
     def commit(self) -> bool:
         """Apply the repairs; true if another round can find more."""
-        # Indices from the highest down, so that those below stay valid.
-        for loc in sorted(self._left_out, key=lambda loc: loc[-1] if isinstance(loc[-1], int) else -1, reverse=True):
-            parent = at(self.data, loc[:-1])
-            if len(parent) > 1 or loc[:-1] not in (("kernels",), ("targets",)):
-                del parent[loc[-1]]
+        kernels = {str(loc[1]) for loc in self._left_out if loc[0] == "kernels"}
+        if kernels:
+            self._leave_out_kernels(kernels)
+        for loc in self._left_out:
+            if loc[0] != "kernels":
+                del at(self.data, loc[:-1])[loc[-1]]
                 self._is_changed = True
-        kernels = at(self.data, ("kernels",))
-        if any(loc[0] == "kernels" for loc in self._left_out):
-            self._leave_out_gradients(kernels)
         goes_on, self._is_changed = self._is_changed, False
         self._left_out.clear()
         return goes_on
 
-    def _leave_out_gradients(self, kernels: dict[str, Any]) -> None:
-        """A gradient without the prefill that was left out would be a fault of our own making."""
-        kinds = {name: at(kernel, ("kind",)) for name, kernel in kernels.items()}
-        if "prefill" not in kinds.values() and set(kinds.values()) != {"backward"}:
-            for name in [name for name, kind in kinds.items() if kind == "backward"]:
-                del kernels[name]
-
-    def _holds(self, parent: Any, loc: Loc) -> bool:
-        if isinstance(parent, list):
-            return isinstance(loc[-1], int) and loc[-1] < len(parent)
-        return isinstance(parent, dict) and loc[-1] in parent
+    def _leave_out_kernels(self, names: set[str]) -> None:
+        """Remove kernels, if some remain, and gradients whose prefill is removed: their fault would be ours."""
+        kernels = at(self.data, ("kernels",))
+        rest = {name: kernel for name, kernel in kernels.items() if name not in names}
+        kinds = {name: at(kernel, ("kind",)) for name, kernel in rest.items()}
+        if "prefill" not in kinds.values():
+            rest = {name: kernel for name, kernel in rest.items() if kinds[name] != "backward"}
+        if rest:
+            self.data["kernels"] = rest
+            self._is_changed = True
 
     def _is_required(self, loc: Loc) -> bool:
         owner = type_at(loc[:-1], self.data)

@@ -156,7 +156,7 @@ class _Checker:
         is_what = "has no value" if value is None else f"is {_described(value, text)}"
         hint = f"did you mean {guess}?" if guess else _usual_slip(loc, value, kind)
         self._report("KG102", loc, f"{name} {is_what}, must be {kind.allowed()}", hint)
-        if guess:
+        if guess and isinstance(loc[-1], str):
             self.draft.replace(loc, guess)
         else:
             self.draft.leave_out(loc)
