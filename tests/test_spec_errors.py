@@ -162,6 +162,10 @@ def test_a_wrong_prefill_does_not_make_its_gradient_wrong_too(others: str) -> No
     assert heads(text) == ["10:21: [KG102]: layout is 7, must be bhsd, bshd or ragged"]
 
 
+def test_a_misspelt_target_is_not_a_duplicate_of_the_one_it_was_meant_to_be() -> None:
+    assert [head[:15] for head in heads(changed("dtype:", "targets: [sm90, sm_90]\ndtype:"))] == ["8:11: [KG102]: "]
+
+
 @pytest.mark.parametrize("target", ["sm90", "volta"])
 def test_a_wrong_target_does_not_make_another_a_duplicate(target: str) -> None:
     found = heads(changed("dtype:", f"targets: [{target}, sm_90, 3]\ndtype:"))
@@ -185,6 +189,18 @@ def test_a_hostile_file_cannot_write_to_the_terminal() -> None:
     with pytest.raises(SpecError) as caught:
         load(text)
     assert all(d.github().isprintable() for d in caught.value.diagnostics)
+
+
+def test_a_diagnostic_prints_nothing_that_is_not_printable() -> None:
+    hostile = "\x1b[31m\n"
+    diagnostic = Diagnostic("KG102", hostile, 1, 1, 1, hostile, "\x1b\u202e\tx", hostile)
+    assert diagnostic.text().splitlines() == [
+        r"\x1b[31m\n:1:1: error[KG102]: \x1b[31m\n",
+        "    \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\tx",
+        "    ^",
+        r"    help: \x1b[31m\n",
+    ]
+    assert diagnostic.github().isprintable()
 
 
 def test_github_annotations_escape_what_has_a_meaning_there() -> None:

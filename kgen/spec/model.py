@@ -52,7 +52,7 @@ class GroupedAttention(SpecModel):
             return data
         data = dict(data)
         head_dim = data.get("head_dim_qk")
-        if isinstance(head_dim, int) and not isinstance(head_dim, bool) and 8 <= head_dim <= 512:
+        if isinstance(head_dim, int) and not isinstance(head_dim, bool) and head_dim in HEAD_DIMS:
             data.setdefault("head_dim_v", head_dim)
             data.setdefault("sm_scale", float(head_dim) ** -0.5)
         return data
