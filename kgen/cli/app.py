@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kgen import __version__
-from kgen.cli import environment, generate, plans
+from kgen.cli import environment, generate, plans, prove
 
 app = typer.Typer(
     name="kgen",
@@ -43,6 +43,7 @@ for _verb in (
     generate.diff,
     generate.list_,
     plans.explain,
+    prove.verify,
     plans.schema,
     environment.doctor,
 ):

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from kgen.errors import InputError
@@ -114,6 +114,30 @@ def diff(text: str) -> None:
     with _writing():
         for one in text.removesuffix("\n").split("\n"):
             console.print(Text(one, style=styles.get(one[:1], "")))
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Tell on stderr how far long work is; the yielded function takes what is worked on, cases done and all cases.
+
+    A bar on a terminal; elsewhere a line when another thing is begun, so that a log stays short.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        seen: set[str] = set()
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in seen:
+                seen.add(what)
+                note(f"{title} {what} (case {done} of {total})")
+
+        yield tell
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda what, done, total: bar.update(task, description=f"{title} {what}", completed=done, total=total)
 
 
 def flush() -> None:
