@@ -22,7 +22,7 @@ def blocks_of(head_dim: int) -> tuple[Block, ...]:
     whole = max(MIN_BLOCK, next_power_of_2(head_dim))
     low = whole // 2
     high = max(MIN_BLOCK, next_power_of_2(head_dim - low)) if head_dim > low else 0
-    if low >= MIN_BLOCK and 0 < high and low + high < whole:
+    if low >= MIN_BLOCK and high > 0 and low + high < whole:
         return Block(0, low, low), Block(low, high, head_dim - low)
     return (Block(0, whole, head_dim),)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Problem
 from kgen.errors import SpecError
 from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
-from kgen.plan.model import Block, KernelPlan, Tile, Window
+from kgen.plan.model import Block, DecodePlan, KernelPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.plan.tiles import candidates
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
@@ -21,6 +21,8 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 SECTION_BYTES = 32 << 20  # keys and values of the heads in flight; L2 is 40 MB on A100, 50 to 60 MB on Hopper
 PROGRAMS_PER_SM = 2
 MAX_DECODE_ROWS = 128
+BATCH_CHUNK = 128
+MERGE_ELEMENTS = 4096  # float32 values of parts that one warp merges at a time: 128 registers a thread
 
 
 def lower(loaded: LoadedSpec) -> tuple[KernelPlan, ...]:
@@ -72,9 +74,19 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     template = "decode" if is_decode else "prefill"
     rows = min(MAX_DECODE_ROWS, max(16, next_power_of_2(layer.group_size))) if is_decode else 1 << 30
 
+    window = _window(layer.mask)
+
     launch: list[tuple[str, Tile]] = []
     for target in spec.targets:
-        tiles = candidates(target, template, rows, lanes(qk_blocks), lanes(v_blocks), dtype_bytes)
+        tiles = candidates(
+            target,
+            template,
+            rows=rows,
+            lanes_qk=lanes(qk_blocks),
+            lanes_v=lanes(v_blocks),
+            dtype_bytes=dtype_bytes,
+            is_windowed=window.left is not None,
+        )
         limit = TARGET_INFO[target].shared_bytes
         fitting = [tile for tile in tiles if tile.shared_bytes <= limit]
         if fitting:
@@ -95,8 +107,6 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     if is_decode:
         launch = _same_rows(launch)
 
-    window = _window(layer.mask)
-    num_splits = kernel.num_splits if isinstance(kernel, DecodeKernel) else None
     head_tiles = -(-layer.group_size // launch[0][1].block_m) if is_decode else 1
     return KernelPlan(
         spec_name=spec.name,
@@ -119,11 +129,20 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         stride_unit=16 // dtype_bytes,
         section_bytes=SECTION_BYTES,
         kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
-        num_splits=None if num_splits == "auto" else num_splits,
-        head_tiles=head_tiles,
-        programs_per_sm=PROGRAMS_PER_SM if is_decode else 0,
+        decode=_decode_plan(kernel, head_tiles, layer.head_dim_v) if isinstance(kernel, DecodeKernel) else None,
         launch=tuple(launch),
         reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, head_tiles, launch)),
+    )
+
+
+def _decode_plan(kernel: DecodeKernel, head_tiles: int, head_dim_v: int) -> DecodePlan:
+    return DecodePlan(
+        num_splits=None if kernel.num_splits == "auto" else kernel.num_splits,
+        head_tiles=head_tiles,
+        programs_per_sm=PROGRAMS_PER_SM,
+        batch_chunk=BATCH_CHUNK,
+        merge_chunk=min(32, MERGE_ELEMENTS // next_power_of_2(head_dim_v)),
+        merge_warps=1,
     )
 
 
@@ -131,7 +150,8 @@ def _same_rows(launch: list[tuple[str, Tile]]) -> list[tuple[str, Tile]]:
     """One BLOCK_H for all targets: how a group is cut into tiles is part of the source."""
     rows = min(tile.block_m for _, tile in launch)
     return [
-        (target, Tile(rows, tile.block_n, tile.num_warps, tile.num_stages, tile.shared_bytes)) for target, tile in launch
+        (target, Tile(rows, tile.block_n, tile.num_warps, tile.num_stages, tile.shared_bytes))
+        for target, tile in launch
     ]
 
 
@@ -177,6 +197,9 @@ def _reasons(
         )
     else:
         reasons.append(
-            ("program order", f"heads of a group adjacent, sections of {SECTION_BYTES >> 20} MiB of keys and values in L2")
+            (
+                "program order",
+                f"heads of a group adjacent, sections of {SECTION_BYTES >> 20} MiB of keys and values in L2",
+            )
         )
     return reasons

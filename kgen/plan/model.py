@@ -47,6 +47,18 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class DecodePlan:
+    """How a decode kernel cuts its work and merges the parts."""
+
+    num_splits: int | None  # fixed number of splits; None is the balanced schedule
+    head_tiles: int  # tiles of query heads that cover a group
+    programs_per_sm: int  # of the balanced schedule
+    batch_chunk: int  # requests whose lengths are read at a time to find a program's share
+    merge_chunk: int  # parts merged at a time
+    merge_warps: int
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """Everything the renderer needs to write one module."""
 
@@ -70,9 +82,7 @@ class KernelPlan:
     stride_unit: int  # elements in 16 bytes: rows at multiples of it load at full width
     section_bytes: int  # prefill: keys and values that heads in flight should share in L2
     kv_bytes_per_token: int  # of one KV head: a key and a value
-    num_splits: int | None  # decode: fixed number of splits, None is the balanced schedule
-    head_tiles: int  # decode: tiles of query heads that cover a group; prefill: 1
-    programs_per_sm: int  # decode: programs of the balanced schedule on one SM; prefill: 0
+    decode: DecodePlan | None  # what only decode decides
     launch: tuple[tuple[str, Tile], ...]  # by target, in the order of spec.targets
     reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
 

@@ -1,7 +1,7 @@
 """Tile sizes: the first row of the tuned table that a target can hold.
 
 The numbers are data (``tuned/*.json``): rows by family of targets, bits of the
-dtype and size of the problem, each with tiles in order of preference as
+dtype, size of the problem and, where it matters, windowed or not, each with tiles in order of preference as
 ``[BLOCK_M or BLOCK_H, BLOCK_N, num_warps, num_stages]``.
 """
 
@@ -26,7 +26,7 @@ def _table() -> dict[str, list[dict[str, Any]]]:
 
 
 def candidates(
-    target: str, template: str, rows: int, lanes_qk: int, lanes_v: int, dtype_bytes: int
+    target: str, template: str, *, rows: int, lanes_qk: int, lanes_v: int, dtype_bytes: int, is_windowed: bool
 ) -> tuple[Tile, ...]:
     """Tiles for a problem in order of preference, with their shared memory estimate, fitting or not.
 
@@ -38,6 +38,8 @@ def candidates(
         if row["family"] not in ("*", TARGET_INFO[target].family) or row["bits"] != 8 * dtype_bytes:
             continue
         if lanes > row["max_lanes"] or rows > row.get("max_rows", rows):
+            continue
+        if row.get("windowed", is_windowed) != is_windowed:
             continue
         return tuple(
             Tile(

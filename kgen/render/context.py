@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kgen.plan.blocks import next_power_of_2
-from kgen.plan.model import Block, KernelPlan, Tile, Window
+
+if TYPE_CHECKING:
+    from kgen.plan.model import Block, KernelPlan, Tile, Window
 
 LOG2_E = math.log2(math.e)
 
@@ -86,18 +89,25 @@ def _laws(plan: KernelPlan) -> list[str]:
         if plan.mask == "full":
             laws.append("No mask.")
         else:
-            laws.append("Query row i of M sits at position i + N - M of N keys (bottom-right aligned); " + _mask_in_words(plan) + ".")
+            laws.append(
+                "Query row i of M sits at position i + N - M of N keys (bottom-right aligned); "
+                + _mask_in_words(plan)
+                + "."
+            )
         laws.append("A row that sees no key gives out = 0 and lse = -inf.")
     else:
         laws.append("The query sits at position seq_lens[b] - 1; " + _mask_in_words(plan) + ".")
-        laws.append("A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read.")
         laws.append(
-            "num_splits = n cuts every request into n equal ranges of tiles: a request's bits do not depend on its batch."
+            "A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read."
         )
-        if plan.num_splits is None:
+        laws.append(
+            "num_splits = n cuts every request into n equal ranges of tiles: its bits do not depend on its batch."
+        )
+        assert plan.decode is not None
+        if plan.decode.num_splits is None:
             laws.append(
-                "By default the tiles of the whole batch are dealt out equally to the GPU's programs, from seq_lens on the "
-                "device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch."
+                "By default the tiles of the whole batch are dealt out equally to the GPU's programs, from seq_lens on "
+                "the device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch."
             )
         laws.append("The launch depends on shapes and max_seq_len only, so that a CUDA graph serves any seq_lens.")
     return laws
@@ -125,7 +135,7 @@ def _pretty(value: object, indent: int = 0) -> str:
     """``_literal``, broken over lines where it would pass the line length."""
     text = _literal(value)
     pad = " " * (indent + 4)
-    if not isinstance(value, dict) or len(text) + indent <= 90 and indent:
+    if not isinstance(value, dict) or (len(text) + indent <= 90 and indent):
         return text
     lines = [f'{pad}"{key}": {_pretty(item, indent + 4)},' for key, item in value.items()]
     return "\n".join(["{", *lines, " " * indent + "}"])
@@ -179,19 +189,22 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
 
 def decode_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``kernels/decode.py.j2``."""
+    decode = plan.decode
+    assert decode is not None
     block_h = plan.launch[0][1].block_m
     return _common(plan) | {
         "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
         f"{_mask_in_words(plan)}.",
         "heads_are_padded": plan.group_size % block_h != 0,
-        "head_tiles": plan.head_tiles,
-        "tasks_per_request": plan.num_kv_heads * plan.head_tiles,
-        "is_balanced": plan.num_splits is None,
-        "num_splits": plan.num_splits,
-        "num_splits_default": "is the balanced schedule" if plan.num_splits is None else f"is {plan.num_splits}",
-        "programs_per_sm": plan.programs_per_sm,
-        "batch_chunk": 128,
-        "merge_chunk": 16,
+        "head_tiles": decode.head_tiles,
+        "tasks_per_request": plan.num_kv_heads * decode.head_tiles,
+        "is_balanced": decode.num_splits is None,
+        "num_splits": decode.num_splits,
+        "num_splits_default": "is the balanced schedule" if decode.num_splits is None else f"is {decode.num_splits}",
+        "programs_per_sm": decode.programs_per_sm,
+        "batch_chunk": decode.batch_chunk,
+        "merge_chunk": decode.merge_chunk,
+        "merge_warps": decode.merge_warps,
         "merge_width": next_power_of_2(plan.head_dim_v),
     }
 

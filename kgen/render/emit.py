@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from kgen.plan.model import KernelPlan
+from typing import TYPE_CHECKING
+
 from kgen.render.context import CONTEXTS
 from kgen.render.environment import environment
 from kgen.render.header import with_header
+
+if TYPE_CHECKING:
+    from kgen.plan.model import KernelPlan
 
 
 def render(plan: KernelPlan) -> str:

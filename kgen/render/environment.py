@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from kgen.resources import templates_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @cache
