@@ -1,0 +1,143 @@
+"""The renderer: templates and context agree, and the source is what a reader expects of generated code."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment, meta, nodes
+
+from kgen.plan.lower import lower
+from kgen.render.context import CONTEXTS
+from kgen.render.emit import render
+from kgen.render.environment import environment
+from kgen.resources import templates_dir
+from kgen.spec.loader import load_text
+
+MASKS = (
+    "{kind: full}",
+    "{kind: causal}",
+    "{kind: sliding_window, size: 100}",
+    "{kind: window, left: 30, right: 10}",
+    "{kind: window, left: 30, right: -1}",
+    "{kind: window, left: -1, right: 10}",
+)
+
+
+def plans(mask: str, *, heads: str = "num_qo_heads: 8, num_kv_heads: 2", dims: str = "head_dim_qk: 64", splits="auto"):
+    text = (
+        f"name: sample\nattention: {{kind: grouped, {heads}, {dims}, mask: {mask}}}\ndtype: float16\n"
+        f"kernels: {{prefill: {{}}, decode: {{num_splits: {splits}}}}}\n"
+    )
+    return lower(load_text(text, "specs/sample.yaml"))
+
+
+def every_variant():
+    for mask in MASKS:
+        yield from plans(mask)
+    yield from plans(MASKS[1], dims="head_dim_qk: 72, head_dim_v: 96", splits=3)
+    yield from plans(MASKS[2], heads="num_qo_heads: 142, num_kv_heads: 1", dims="head_dim_qk: 192, head_dim_v: 128")
+
+
+def included(env: Environment, name: str, seen: dict[str, nodes.Template]) -> dict[str, nodes.Template]:
+    """The template and everything it can include or import, parsed."""
+    if name in seen:
+        return seen
+    seen[name] = env.parse((templates_dir() / name).read_text(encoding="utf-8"))
+    for reference in meta.find_referenced_templates(seen[name]):
+        if reference is not None:
+            included(env, reference, seen)
+            continue
+        # A part picked by name: every part of that name is a candidate.
+        for include in seen[name].find_all(nodes.Include):
+            if isinstance(include.template, nodes.Concat):
+                stem = include.template.nodes[0]
+                assert isinstance(stem, nodes.Const)
+                for path in sorted(templates_dir().glob(f"{stem.value}*.j2")):
+                    included(env, path.relative_to(templates_dir()).as_posix(), seen)
+    return seen
+
+
+@pytest.mark.parametrize("template", sorted(CONTEXTS))
+def test_context_keys_are_the_template_variables(template):
+    env = environment()
+    parsed = included(env, f"kernels/{template}.py.j2", {})
+    used = set().union(*(meta.find_undeclared_variables(tree) for tree in parsed.values()))
+    local = {
+        target.name
+        for tree in parsed.values()
+        for node in tree.find_all(nodes.With)
+        for target in node.targets
+        if isinstance(target, nodes.Name)
+    }
+    plan = next(p for p in plans(MASKS[1]) if p.template == template)
+    assert set(CONTEXTS[template](plan)) == used - local
+
+
+def test_every_template_is_part_of_a_kernel():
+    env = environment()
+    reached: dict[str, nodes.Template] = {}
+    for path in (templates_dir() / "kernels").glob("*.j2"):
+        included(env, f"kernels/{path.name}", reached)
+    assert set(reached) == {p.relative_to(templates_dir()).as_posix() for p in templates_dir().rglob("*.j2")}
+
+
+def test_every_part_opens_with_a_comment_that_says_what_it_does():
+    for path in sorted(templates_dir().rglob("*.j2")):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("{% from")]
+        assert lines[0].startswith("{# "), path
+
+
+@pytest.mark.parametrize(
+    "plan", list(every_variant()), ids=lambda plan: f"{plan.kernel}-{plan.mask}-{plan.head_dim_qk}"
+)
+def test_generated_source_is_clean(plan):
+    source = render(plan)
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert not any(line != line.rstrip() for line in lines)
+    assert "\n\n\n\n" not in source
+    assert source.endswith("\n")
+    assert not source.endswith("\n\n")
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported == {"torch", "triton", "triton.language"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+        used = {node.id for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        assert not set(arguments) - used, function.name
+        assert len(arguments) <= 24, function.name
+        stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        assert not {name for name in stored - read if name != "_"}, function.name
+    defined = {f.name for f in functions} - {"attention"}
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    assert defined <= read
+
+
+def test_the_module_carries_its_resolved_spec():
+    for plan in plans(MASKS[2]):
+        tree = ast.parse(render(plan))
+        (value,) = (
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "SPEC"
+        )
+        assert ast.literal_eval(value) == plan.spec
+
+
+def test_an_undefined_name_is_an_error(tmp_path: Path):
+    (tmp_path / "broken.j2").write_text("{{ nothing }}", encoding="utf-8")
+    with pytest.raises(Exception, match="'nothing' is undefined"):
+        environment(tmp_path).get_template("broken.j2").render()
+
+
+def test_what_the_mask_does_not_need_is_not_there():
+    by_mask = {mask: {p.kernel: render(p) for p in plans(mask)} for mask in MASKS}
+    assert "q_pos" not in by_mask[MASKS[0]]["prefill"]
+    assert "distance" not in by_mask[MASKS[1]]["prefill"]
+    assert "_num_keys" not in by_mask[MASKS[1]]["decode"]
+    assert "distance <= 99" in by_mask[MASKS[2]]["prefill"]
+    assert "_num_keys" in by_mask[MASKS[2]]["decode"]
+    assert "_balanced_kernel" not in render(plans(MASKS[1], splits=4)[0])
