@@ -131,13 +131,14 @@ def _prefill(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
     for layout in _LAYOUTS:
         yield case(f"layout {layout}", _STRIDES, 2, 19, keys + 3, layout=layout)
     for layout in _SPARSE:
-        yield case(f"layout {layout}", _OFFSETS, 2, 5, 5, layout=layout)
+        yield case(f"layout {layout}", _OFFSETS, 3, 5, 5, layout=layout)
     for other in _distinct(launch)[1:]:
         m, n = other.rows + 1, 2 * other.keys + 1
         yield case(f"tiles of {other.target}", "every row of the launch table is right", 1, m, n, target=other.target)
 
 
 def _decode(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
+    assert isinstance(spec.attention, GroupedAttention)
     tiles = launch[0]
     t = tiles.keys
     reach = window_reach(spec)
@@ -147,32 +148,37 @@ def _decode(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
         return Case(name, reason, **{**fixed, "seq_lens": lengths, "num_splits": splits, **more})
 
     yield case("lengths", "0, 1 and a tile more or less in one batch", 0, 1, t - 1, t, t + 1, 3 * t + 2)
-    yield case("lengths, 1 split", "no combine", t + 1, 0, 5, splits=1)
-    yield case("lengths, 2 splits", "a last split shorter than a tile", t + 1, 2 * t, 3 * t + 5, splits=2)
-    yield case("lengths, 3 splits", "splits that own no tile", 1, 3 * t + 5, 0, splits=3)
-    yield case("lengths, 7 splits", "more splits than tiles, and than keys", 3, t + 1, splits=7)
+    yield case("lengths, 1 split", "no merge", t + 1, 0, splits=1)
+    yield case("lengths, 2 splits", "a last split shorter than a tile", t + 1, 2 * t, splits=2)
+    yield case("lengths, 3 splits", "splits that own no tile", 3 * t + 5, 0, splits=3)
+    yield case("lengths, 7 splits", "more splits than tiles", t + 1, splits=7)
+    yield case("lengths, 17 splits", "a merge whose first parts are all empty", 11, splits=17, values="below")
     yield case("all empty", "no request has a key", 0, 0)
-    yield case("all empty, 3 splits", "every split of every request is empty", 0, 0, splits=3)
+    yield case("all empty, 3 splits", "every split of every request is empty", 0, splits=3)
     yield case("no batch", "an empty grid is not launched")
-    yield case("no cache", "a cache of no capacity", 0, 0, spare=0)
-    yield case("full cache", "no spare rows behind the last key", 2 * t, t, spare=0)
+    yield case("no cache", "a cache of no capacity", 0, spare=0)
+    yield case("full cache", "no spare rows behind the last key", 2 * t, spare=0)
     yield case("max_seq_len", "the host's bound is below the capacity", t + 3, 2, spare=4 * t, max_seq_len=t + 7)
     if reach is not None:
         edge = reach + 1
-        yield case("window", _EDGE, edge - 1, edge, edge + 1, values="beacons")
+        # One length on the far side of the edge says most, where three would take long.
+        edges = (edge - 1, edge, edge + 1) if edge * spec.attention.num_kv_heads <= 16384 else (edge + 1,)
+        yield case("window", _EDGE, *edges, values="beacons")
         yield case(
-            "window, 3 splits", "splits of a window that starts inside a tile", edge + t + 1, splits=3, values="beacons"
+            "window, 3 splits", "splits of a window that starts inside a tile", edge + 9, splits=3, values="beacons"
         )
     for values, reason in HOSTILE.items():
-        yield case(f"values {values}", reason, t + 5, 3, splits=2, values=values)
-    yield case("beacons", "single keys at the edges of tiles outweigh all others", 2 * t + 2, t, values="beacons")
+        yield case(f"values {values}", reason, t + 5, splits=2, values=values)
+    yield case("beacons", "single keys at the edges of tiles outweigh all others", 2 * t + 2, values="beacons")
     for layout in _LAYOUTS:
-        yield case(f"layout {layout}", _STRIDES, t + 2, 5, layout=layout)
+        yield case(f"layout {layout}", _STRIDES, 7, 3, layout=layout)
+    yield case("layout odd, 2 splits", "a merge writes with the strides of out", t + 2, 5, splits=2, layout="odd")
     for layout in _SPARSE:
-        yield case(f"layout {layout}", _OFFSETS, 9, 7, layout=layout)
+        yield case(f"layout {layout}", _OFFSETS, 7, 6, 5, spare=0, splits=1, layout=layout)
+    yield case("layout sparse_batch, 2 splits", _OFFSETS, t + 1, 1, 1, splits=2, layout="sparse_batch")
     for other in _distinct(launch)[1:]:
         reason = "every row of the launch table is right"
-        yield case(f"tiles of {other.target}", reason, 2 * other.keys + 1, 3, target=other.target)
+        yield case(f"tiles of {other.target}", reason, 2 * other.keys + 1, target=other.target)
 
 
 def _distinct(launch: tuple[Tiles, ...]) -> tuple[Tiles, ...]:

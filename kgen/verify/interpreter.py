@@ -291,10 +291,14 @@ class _Language:
     def __init__(self, interpreter: Any) -> None:
         self._original = interpreter._patch_lang
         self._nothing = interpreter._LangPatchScope()
+        self._functions: set[Any] = set()
         self._scopes: dict[frozenset[str], Any] = {}
 
     def patch(self, fn: Any) -> Any:
         """Patch the modules of the language that ``fn`` sees; the scope returned restores nothing."""
+        if fn in self._functions:
+            return self._nothing
+        self._functions.add(fn)
         seen = frozenset(
             value.__name__
             for value in fn.__globals__.values()

@@ -90,7 +90,8 @@ class Placement:
                 stride[axis] = 0
                 continue
             if axis in self.sparse:
-                extent = max(extent, -(-(2**31) // max(1, size[axis] - 1) // 64) * 64)
+                # Odd, so that the kernel counts single elements.
+                extent = max(extent, -(-(2**31) // max(1, size[axis] - 1)) | 1)
             stride[axis] = extent
             extent *= max(1, size[axis] + self.pad.get(axis, 0))
         return tuple(stride[a] for a in axes), extent

@@ -1,0 +1,129 @@
+"""A proof that cannot fail proves nothing: break generated kernels in the classic ways and see each one caught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kgen.verify.modules import load_package
+from tests.verify_support import MASKS, failures, generate, load_spec
+
+CAUSAL = {"heads": 4, "kv_heads": 2, "mask": MASKS["causal"]}
+FULL = {"heads": 4, "kv_heads": 2, "mask": MASKS["full"]}
+WINDOW = {"heads": 4, "kv_heads": 2, "mask": {"kind": "sliding_window", "size": 40}}
+TWO_SIDED = {"heads": 4, "kv_heads": 2, "mask": {"kind": "window", "left": 3, "right": 2}}
+ODD_GROUP = {"heads": 6, "kv_heads": 2, "mask": MASKS["causal"]}
+PADDED = {"heads": 2, "kv_heads": 1, "head_dim": 24, "mask": MASKS["causal"]}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault: ``old`` becomes ``new`` wherever it stands in the kernel generated from ``facts``."""
+
+    name: str
+    kernel: str
+    facts: dict[str, Any] = field(hash=False)
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    # The mask.
+    Mutation("causal off by one", "prefill", CAUSAL, "[None, :] <= q_pos[:, None]", "[None, :] < q_pos[:, None]"),
+    Mutation("causal top-left", "prefill", CAUSAL, "q_pos = offs_m + N - M", "q_pos = offs_m"),
+    Mutation("no causal mask", "prefill", CAUSAL, "[None, :] <= q_pos[:, None]", "[None, :] < N"),
+    Mutation("full tiles reach too far", "prefill", CAUSAL, "full_hi = tl.maximum(first_pos + 1, 0)",
+             "full_hi = tl.maximum(first_pos + 2, 0)"),
+    Mutation("loop ends a tile early", "prefill", CAUSAL, "hi = last_pos + 1", "hi = last_pos"),
+    Mutation("no tail mask", "prefill", FULL, "visible = n_ok[None, :]", "visible = n_ok[None, :] | True"),
+    Mutation("window one too narrow", "prefill", WINDOW, "(distance <= 39)", "(distance < 39)"),
+    Mutation("window one too wide", "prefill", WINDOW, "39", "40"),
+    Mutation("window loop starts late", "prefill", WINDOW, "lo = tl.maximum(first_pos - 39, 0)",
+             "lo = tl.maximum(first_pos - 38, 0)"),
+    Mutation("right edge off by one", "prefill", TWO_SIDED, "(distance >= -2)", "(distance >= -1)"),
+    Mutation("finite sentinel", "prefill", CAUSAL, "qk = tl.where(visible, qk, -float(\"inf\"))",
+             "qk = tl.where(visible, qk, -1e4)"),
+    # The softmax.
+    Mutation("0 stored as the maximum", "prefill", WINDOW, "return p, alpha, m_new, l_i * alpha + tl.sum(p, 1)",
+             "return p, alpha, tl.where(m_new == -float(\"inf\"), 0.0, m_new), l_i * alpha + tl.sum(p, 1)"),
+    Mutation("no guard in the exponent", "prefill", WINDOW, "m_ref = tl.where(m_new == -float(\"inf\"), 0.0, m_new)",
+             "m_ref = m_new"),
+    Mutation("accumulator not rescaled", "prefill", CAUSAL, "acc * alpha[:, None]", "acc"),
+    Mutation("sum not rescaled", "prefill", CAUSAL, "l_i * alpha + tl.sum(p, 1)", "l_i + tl.sum(p, 1)"),
+    Mutation("scale off by 1 %", "prefill", CAUSAL, "_SCALE_LOG2 = tl.constexpr(",
+             "_SCALE_LOG2 = tl.constexpr(1.01 * "),
+    Mutation("scale used as if in base e", "prefill", CAUSAL, "tl.exp2(", "tl.exp("),
+    Mutation("LSE in base 2", "prefill", CAUSAL, "(m_i + tl.log2(l_safe)) * _LN2", "(m_i + tl.log2(l_safe))"),
+    Mutation("empty row divides by 0", "prefill", CAUSAL, "l_safe = tl.where(l_i == 0.0, 1.0, l_i)", "l_safe = l_i"),
+    # Memory.
+    Mutation("K tail read past the end", "prefill", CAUSAL,
+             "k = tl.load(k_ptrs + start_n * stride_kn, mask=n_ok[:, None], other=0.0)",
+             "k = tl.load(k_ptrs + start_n * stride_kn)"),
+    Mutation("V tail not zeroed", "prefill", CAUSAL,
+             "v = tl.load(v_ptrs + start_n * stride_vn, mask=n_ok[:, None], other=0.0)",
+             "v = tl.load(v_ptrs + start_n * stride_vn, mask=n_ok[:, None])"),
+    Mutation("rows past M stored", "prefill", CAUSAL, ".to(tl.float16), mask=m_ok[:, None])", ".to(tl.float16))"),
+    Mutation("LSE past M stored", "prefill", CAUSAL, "* _LN2, mask=m_ok)", "* _LN2)"),
+    Mutation("V read with K's strides", "prefill", CAUSAL, "v_base = v_ptr + (batch * stride_vb + kv_head * stride_vh)",
+             "v_base = v_ptr + (batch * stride_kb + kv_head * stride_kh)"),
+    Mutation("out written with q's strides", "prefill", CAUSAL, "offs_m[:, None] * stride_om",
+             "offs_m[:, None] * stride_qm"),
+    Mutation("row offsets in 32 bits", "prefill", CAUSAL, "stride_kn = tl.cast(stride_kn, tl.int64) * STRIDE_UNIT",
+             "stride_kn = stride_kn * STRIDE_UNIT"),
+    Mutation("head offsets in 32 bits", "prefill", CAUSAL, "head = tl.cast(batch_head % 4, tl.int64)",
+             "head = batch_head % 4"),
+    Mutation("batch offsets in 32 bits", "prefill", CAUSAL, "batch = tl.cast(batch_head // 4, tl.int64)",
+             "batch = batch_head // 4"),
+    Mutation("head map of another library", "prefill", CAUSAL, "kv_head = head // 2", "kv_head = head % 2"),
+    Mutation("padding columns of q and k not masked", "prefill", PADDED, " & d_ok[None, :], other=0.0", ", other=0.0"),
+    Mutation("padding columns stored", "prefill", PADDED, "mask=m_ok[:, None] & d_ok[None, :])", "mask=m_ok[:, None])"),
+    # Decode.
+    Mutation("decode: last split ignored", "decode", CAUSAL, "task * num_splits, num_splits, row",
+             "task * num_splits, num_splits - 1, row"),
+    Mutation("decode: no tail mask", "decode", CAUSAL, "qk = tl.where(n_ok[None, :], qk, -float(\"inf\"))", "qk = qk"),
+    Mutation("decode: finite sentinel", "decode", CAUSAL, "qk = tl.where(n_ok[None, :], qk, -float(\"inf\"))",
+             "qk = tl.where(n_ok[None, :], qk, -1e4)"),
+    Mutation("decode: length one short", "decode", CAUSAL, "n_ok = start_n + offs_n < length",
+             "n_ok = start_n + offs_n < length - 1"),
+    Mutation("decode: V tail not zeroed", "decode", CAUSAL,
+             "v = tl.load(v_ptrs + start_n * stride_vn, mask=n_ok[:, None], other=0.0)",
+             "v = tl.load(v_ptrs + start_n * stride_vn)"),
+    Mutation("decode: window one too wide", "decode", WINDOW, "tl.minimum(length, 40)", "tl.minimum(length, 41)"),
+    Mutation("decode: window of the first keys", "decode", WINDOW, "first_key = length - num_keys", "first_key = 0"),
+    Mutation("decode: neighbour's heads overwritten", "decode", ODD_GROUP, "h_ok = offs_h < 3", "h_ok = offs_h < 4"),
+    Mutation("decode: head map", "decode", ODD_GROUP, "kv_head = task % 2", "kv_head = 1 - task % 2"),
+    Mutation("decode: 0 stored as the maximum of a merge", "decode", CAUSAL, "        m_i = m_new",
+             "        m_i = m_ref"),
+    Mutation("decode: merge of base-2 LSE in base e", "decode", CAUSAL, "weight = tl.exp2(", "weight = tl.exp("),
+    Mutation("decode: parts past the count merged", "decode", CAUSAL,
+             "mask=start + offs_s < count, other=-float(\"inf\")",
+             "mask=start + offs_s < count + 1, other=-float(\"inf\")"),
+    Mutation("decode: parts of two tasks in one slot", "decode", CAUSAL, "slot = part + batch * 2 + kv_head",
+             "slot = part + batch * 2"),
+    Mutation("decode: a cut task not merged", "decode", CAUSAL, "if count > 1:", "if count > 2:"),
+    Mutation("decode: empty requests not written", "decode", CAUSAL, "tl.maximum(tl.cdiv(length, BLOCK_N), 1)",
+             "tl.cdiv(length, BLOCK_N)"),
+    Mutation("decode: row offsets in 32 bits", "decode", CAUSAL,
+             "stride_vn = tl.cast(stride_vn, tl.int64) * STRIDE_UNIT",
+             "stride_vn = stride_vn * STRIDE_UNIT"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_every_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
+    loaded = load_spec(**mutation.facts)
+    generate(loaded, tmp_path)
+    path = tmp_path / loaded.spec.name / f"{mutation.kernel}.py"
+    text = path.read_text()
+    assert mutation.old in text, "the generated code has changed: give this mutation the new text"
+    path.write_text(text.replace(mutation.old, mutation.new))
+    module = load_package(path.parent)[mutation.kernel]
+    caught = failures(loaded, mutation.kernel, module, first=True)
+    assert caught, "every case passed"
+    message = caught[0].message
+    assert message is not None
+    # A mutation must compute something wrong, not fail to run.
+    assert "raised" not in message or "ForeignAccessError" in message, message
