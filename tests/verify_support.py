@@ -65,7 +65,7 @@ def make_spec(**facts: Any) -> SpecFile:
 
 def load_spec(**facts: Any) -> LoadedSpec:
     """The same as if it came from a file."""
-    return load_text(yaml.safe_dump(document(**facts)), "specs/example.yaml")
+    return load_text(yaml.safe_dump(document(**facts), sort_keys=False), "specs/example.yaml")
 
 
 def write(loaded: LoadedSpec, root: Path) -> None:
