@@ -1,0 +1,261 @@
+"""The contract of generated modules, on every committed one: imports, names, checks of arguments, results."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+
+from kgen.spec.loader import load_specs
+from kgen.verify import interpreter
+from kgen.verify.interpreter import interpreting
+from kgen.verify.modules import load_package
+from tests.verify_support import generate, load_spec
+
+ROOT = Path(__file__).parent.parent
+GENERATED = ROOT / "generated"
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+SPECS = {loaded.spec.name: loaded.spec for loaded in load_specs([ROOT / "specs"])}
+KERNELS = [(name, kernel) for name, spec in SPECS.items() for kernel in spec.kernels]
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """The committed modules; not loaded where only tests for a GPU run, since these want no interpreter."""
+    interpreter.require()
+    return {name: load_package(GENERATED / name) for name in SPECS}
+
+
+@pytest.fixture(params=KERNELS, ids="/".join)
+def kernel(request, modules):
+    """A committed module with the facts of its spec and tensors that it accepts."""
+    name, kind = request.param
+    return case_of(modules[name][kind], SPECS[name], kind)
+
+
+def case_of(module, spec, kind, b=2, m=3, n=5):
+    a = spec.attention
+    dtype = DTYPES[spec.dtype]
+    is_decode = spec.kernels[kind].kind == "decode"
+    q_shape = (b, a.num_qo_heads, a.head_dim_qk) if is_decode else (b, a.num_qo_heads, m, a.head_dim_qk)
+    arguments = {
+        "q": torch.randn(q_shape).to(dtype),
+        "k": torch.randn(b, a.num_kv_heads, n, a.head_dim_qk).to(dtype),
+        "v": torch.randn(b, a.num_kv_heads, n, a.head_dim_v).to(dtype),
+    }
+    if is_decode:
+        arguments["seq_lens"] = torch.arange(b, dtype=torch.int32)
+    out_shape = (*q_shape[:-1], a.head_dim_v)
+    return SimpleNamespace(
+        module=module, a=a, dtype=dtype, decode=is_decode, args=arguments, out_shape=out_shape, spec=spec
+    )
+
+
+def call(case, **changes):
+    arguments = {**case.args, **changes}
+    tensors = [arguments.pop(name) for name in ("q", "k", "v")]
+    with interpreting():
+        return case.module.attention(*tensors, **arguments)
+
+
+def refused(case, error, message, **changes):
+    """The call raises ``error``; its message begins with ``attention: `` and matches ``message``."""
+    with pytest.raises(error) as raised:
+        call(case, **changes)
+    text = str(raised.value)
+    assert type(raised.value) is error
+    assert re.match(r"attention: \w+ ", text), text
+    assert re.search(message, text), text
+
+
+def test_imports_only_torch_triton_and_itself():
+    for path in GENERATED.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= {"torch", "triton"}, path
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 1 or (node.level == 0 and node.module.split(".")[0] in {"torch", "triton"}), path
+
+
+def test_names_and_spec(kernel):
+    module = kernel.module
+    assert set(module.__all__) == {"SPEC", "attention"}
+    want = kernel.spec.model_dump(mode="json")
+    assert module.SPEC["attention"] == want["attention"]
+    assert {name: module.SPEC[name] for name in ("name", "dtype", "targets")} == {
+        name: want[name] for name in ("name", "dtype", "targets")
+    }
+    public = {name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")}
+    assert public == {"attention"}
+    parameters = inspect.signature(module.attention).parameters
+    positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert positional == ["q", "k", "v"]
+    decode = {"seq_lens": inspect.Parameter.empty, "num_splits": None, "max_seq_len": None}
+    assert keywords == {"out": None, "return_lse": False, **(decode if kernel.decode else {})}
+
+
+def test_docstring_says_the_problem(kernel):
+    text = kernel.module.__doc__
+    a = kernel.a
+    for fact in (
+        str(a.num_qo_heads),
+        str(a.num_kv_heads),
+        str(a.head_dim_qk),
+        kernel.spec.dtype,
+        "lse",
+        str(a.sm_scale),
+    ):
+        assert fact in text
+    for function in (kernel.module.attention, kernel.module):
+        assert "attention(" in text
+        assert inspect.getdoc(function)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_tensors_are_checked(kernel, name):
+    good = kernel.args[name]
+    refused(kernel, TypeError, rf"^attention: {name} .*torch.Tensor.*list", **{name: [1.0]})
+    other = torch.float64
+    refused(kernel, TypeError, rf"^attention: {name} .*{kernel.dtype}.*{other}", **{name: good.to(other)})
+    refused(kernel, ValueError, rf"^attention: {name} .*shape.*\[", **{name: good[0]})
+    wider = torch.zeros(*good.shape[:-1], good.shape[-1] + 8, dtype=good.dtype)
+    refused(kernel, ValueError, rf"^attention: {name} .*{good.shape[-1]}.*{wider.shape[-1]}", **{name: wider})
+    more = torch.zeros(good.shape[0], good.shape[1] + 1, *good.shape[2:], dtype=good.dtype)
+    refused(kernel, ValueError, rf"^attention: {name} .*{good.shape[1]}.*{more.shape[1]}", **{name: more})
+    strided = torch.zeros(*good.shape, 2, dtype=good.dtype)[..., 0]
+    refused(kernel, ValueError, rf"^attention: {name} .*contiguous.*stride", **{name: strided})
+    refused(kernel, ValueError, r"^attention: \w+ .*meta", **{name: good.to("meta")})
+
+
+def test_sizes_must_agree(kernel):
+    k, v = kernel.args["k"], kernel.args["v"]
+    refused(kernel, ValueError, r"^attention: k .*shape", k=k[:1])
+    refused(kernel, ValueError, r"^attention: v .*shape", v=v[:1])
+    refused(kernel, ValueError, r"^attention: v .*shape", v=v[:, :, :-1])
+
+
+def test_out_is_checked(kernel):
+    out = torch.empty(kernel.out_shape, dtype=kernel.dtype)
+    refused(kernel, TypeError, "^attention: out .*torch.Tensor", out="out")
+    refused(kernel, TypeError, r"^attention: out .*float64", out=out.double())
+    refused(kernel, ValueError, "^attention: out .*shape", out=out[:1])
+    strided = torch.empty(*kernel.out_shape, 2, dtype=kernel.dtype)[..., 0]
+    refused(kernel, ValueError, "^attention: out .*contiguous", out=strided)
+    refused(kernel, ValueError, "^attention: out .*expanded", out=out[:1].expand(kernel.out_shape))
+    refused(kernel, ValueError, "^attention: out .*meta", out=out.to("meta"))
+
+
+def test_lengths_and_splits_are_checked(kernel):
+    if not kernel.decode:
+        for name in ("seq_lens", "num_splits", "max_seq_len"):
+            with pytest.raises(TypeError, match=name):
+                call(kernel, **{name: 1})
+        return
+    lengths = kernel.args["seq_lens"]
+    refused(kernel, TypeError, r"^attention: seq_lens .*torch.Tensor.*list", seq_lens=[0, 1])
+    refused(kernel, TypeError, r"^attention: seq_lens .*int32.*int64", seq_lens=lengths.long())
+    refused(kernel, ValueError, r"^attention: seq_lens .*shape", seq_lens=lengths[:1])
+    refused(kernel, ValueError, r"^attention: seq_lens .*meta", seq_lens=lengths.to("meta"))
+    refused(kernel, ValueError, r"^attention: seq_lens .*contiguous", seq_lens=torch.zeros(4, dtype=torch.int32)[::2])
+    for bad in (0, -1):
+        refused(kernel, ValueError, rf"^attention: num_splits .*at least 1.*{bad}", num_splits=bad)
+    refused(kernel, ValueError, r"^attention: max_seq_len .*-1", max_seq_len=-1)
+    for bad in (2.0, "2", True):
+        refused(kernel, TypeError, rf"^attention: num_splits .*int.*{type(bad).__name__}", num_splits=bad)
+        refused(kernel, TypeError, rf"^attention: max_seq_len .*int.*{type(bad).__name__}", max_seq_len=bad)
+
+
+def test_keywords_are_keywords(kernel):
+    tensors = [kernel.args[name] for name in ("q", "k", "v")]
+    with pytest.raises(TypeError):
+        kernel.module.attention(*tensors, None)
+    with pytest.raises(TypeError):
+        call(kernel, sm_scale=1.0)
+
+
+def test_a_gpu_without_a_row_is_refused(kernel, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=7, minor=5))
+    with pytest.raises(RuntimeError, match=r"^attention: .*sm_80.*sm_75"):
+        kernel.module._launch_options(torch.device("cuda", 0))
+    # 8.7 and 10.3 run the code of 8.6 and 10.0.
+    table = kernel.module._LAUNCH
+    for major, minor, row in ((8, 0, "sm_80"), (8, 7, "sm_86"), (9, 0, "sm_90"), (10, 3, "sm_100")):
+        device = SimpleNamespace(major=major, minor=minor)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, device=device: device)
+        assert kernel.module._launch_options(torch.device("cuda", 0)) == table[row]
+
+
+def test_a_cpu_tensor_without_the_interpreter_is_refused(kernel, monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    tensors = [kernel.args.pop(name) for name in ("q", "k", "v")]
+    with pytest.raises(ValueError, match=r"^attention: q .*GPU.*TRITON_INTERPRET=1"):
+        kernel.module.attention(*tensors, **kernel.args)
+
+
+# Results: on a small layer, where the interpreter is quick.
+
+
+@pytest.fixture(params=["prefill", "decode"])
+def small(request, tmp_path):
+    loaded = load_spec(heads=4, kv_heads=2, head_dim=16, head_dim_v=24)
+    return case_of(generate(loaded, tmp_path)[request.param], loaded.spec, request.param)
+
+
+def test_results_have_the_shapes_and_dtypes_of_the_contract(small):
+    plain = call(small)
+    assert isinstance(plain, torch.Tensor)
+    out, lse = call(small, return_lse=True)
+    assert torch.equal(out, plain)
+    assert (tuple(out.shape), out.dtype, out.device) == (small.out_shape, torch.float16, torch.device("cpu"))
+    assert out.is_contiguous()
+    assert (tuple(lse.shape), lse.dtype) == (small.out_shape[:-1], torch.float32)
+
+
+def test_out_is_filled_and_returned_whatever_its_strides(small):
+    want = call(small)
+    dims = len(small.out_shape)
+    for order in ([*range(dims)], [*reversed(range(dims - 1)), dims - 1]):
+        inverse = [order.index(d) for d in range(dims)]
+        for step in (1, 3):
+            base = torch.zeros([small.out_shape[d] + (step - 1) * (d == dims - 1) for d in order], dtype=torch.float16)
+            out = base.permute(inverse)[..., : small.out_shape[-1]]
+            assert call(small, out=out) is out
+            assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(("b", "m", "n"), [(0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0)])
+def test_empty_problems_are_answered(small, b, m, n):
+    kind = "decode" if small.decode else "prefill"
+    case = case_of(small.module, small.spec, kind, b, m, n)
+    if small.decode:
+        case.args["seq_lens"] = torch.zeros(b, dtype=torch.int32)
+    out, lse = call(case, return_lse=True)
+    assert tuple(out.shape) == case.out_shape
+    assert tuple(lse.shape) == case.out_shape[:-1]
+    if n == 0:
+        assert (out == 0).all()
+        assert (lse == -torch.inf).all()
+
+
+def test_splits_agree_with_no_splits(tmp_path):
+    loaded = load_spec(heads=4, kv_heads=2, head_dim=16, head_dim_v=24)
+    case = case_of(generate(loaded, tmp_path)["decode"], loaded.spec, "decode", 3, 1, 300)
+    case.args["seq_lens"] = torch.tensor([300, 65, 0], dtype=torch.int32)
+    out, lse = call(case, return_lse=True, num_splits=1)
+    for splits in (None, 2, 3, 7):
+        other, other_lse = call(case, return_lse=True, num_splits=splits)
+        torch.testing.assert_close(other, out, atol=2e-3, rtol=0)
+        torch.testing.assert_close(other_lse, lse, atol=1e-5, rtol=0)
+    # A fixed number of splits does not look at the rest of the batch.
+    alone = {name: case.args[name][1:2] for name in case.args}
+    for splits in (1, 3):
+        whole = call(case, num_splits=splits)
+        case_alone = SimpleNamespace(module=case.module, args=alone)
+        assert torch.equal(call(case_alone, num_splits=splits), whole[1:2])
