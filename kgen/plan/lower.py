@@ -15,7 +15,7 @@ from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
 
 if TYPE_CHECKING:
     from kgen.spec.loader import LoadedSpec
-    from kgen.spec.model import Kernel, SpecFile
+    from kgen.spec.model import Kernel
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 SECTION_BYTES = 32 << 20  # keys and values of the heads in flight; L2 is 40 MB on A100, 50 to 60 MB on Hopper
@@ -112,7 +112,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         spec_name=spec.name,
         spec_path=spec_path(loaded),
         spec_digest=loaded.digest,
-        spec=_resolved(spec, name),
+        spec=spec.model_dump(mode="json"),
         kernel=name,
         template=template,
         dtype=spec.dtype,
@@ -153,13 +153,6 @@ def _same_rows(launch: list[tuple[str, Tile]]) -> list[tuple[str, Tile]]:
         (target, Tile(rows, tile.block_n, tile.num_warps, tile.num_stages, tile.shared_bytes))
         for target, tile in launch
     ]
-
-
-def _resolved(spec: SpecFile, name: str) -> dict[str, object]:
-    """The resolved spec as plain data, with the kernel of this module alone."""
-    data: dict[str, object] = spec.model_dump(mode="json")
-    data["kernels"] = {name: spec.kernels[name].model_dump(mode="json")}
-    return data
 
 
 def _blocks_in_words(head_dim: int, blocks: tuple[Block, ...]) -> str:
