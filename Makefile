@@ -10,7 +10,7 @@ TESTS ?=
 DEMO ?= llama3_8b gemma3_27b_sliding
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # What was asked for is part of a stamp's name, so that another TORCH or PINS installs again.
 ASKED := $(shell printf '%s' "$(TORCH) $(PINS)" | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(ASKED)
@@ -49,11 +49,11 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
-	$(if $(PINS),$(PIP) $(PINS))
+	$(PIP) --quiet --editable .
+	$(if $(PINS),$(PIP) --quiet $(PINS))
 	@touch $@
 
 $(DEVELOPED): pyproject.toml | $(INSTALLED)
-	$(PIP) --editable ".[dev]"
-	$(if $(PINS),$(PIP) $(PINS))
+	$(PIP) --quiet --editable ".[dev]"
+	$(if $(PINS),$(PIP) --quiet $(PINS))
 	@touch $@
