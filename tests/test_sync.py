@@ -212,6 +212,15 @@ def test_what_is_not_kgens_is_never_overwritten(out: Path, block: object) -> Non
     assert state() == before, "nothing is written when anything is in the way"
 
 
+def test_a_folder_elsewhere_is_not_reached_through_a_link(out: Path) -> None:
+    elsewhere = out.parent / "elsewhere"
+    apply({"b/__init__.py": source()}, elsewhere, "specs")
+    (out / "b").symlink_to(elsewhere / "b")
+    assert compare(WANTED, out, "specs") == ()
+    apply(WANTED, out, "specs")
+    assert (elsewhere / "b/__init__.py").exists()
+
+
 def test_the_output_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "generated").symlink_to("real")
