@@ -54,9 +54,9 @@ def test_verify_runs_every_case_of_every_kernel(tmp_path):
     assert all(r.passed and r.poison_ok and r.worst_ratio <= 1 for r in results)
     assert any(r.max_error > 0 for r in results)
     rows = table_rows(results)
-    assert [(row.spec, row.kernel, row.failed) for row in rows] == [("example", "prefill", 0), ("example", "decode", 0)]
-    assert sum(row.cases for row in rows) == len(results)
-    assert all(0.05 < row.worst <= 1 for row in rows)
+    assert [(row.spec, row.kernel) for row in rows] == [("example", "prefill"), ("example", "decode")]
+    assert sum(row.cases for row in rows) == sum(row.passed for row in rows) == len(results)
+    assert all(0.05 < row.worst.worst_ratio <= 1 for row in rows)
 
 
 def test_missing_and_stale_files_are_refused(tmp_path):
@@ -95,7 +95,8 @@ def test_a_broken_kernel_is_reported_not_raised(tmp_path):
     result = check_case(loaded.spec, "prefill", module, case, torch.device("cpu"))
     assert not result.passed
     assert result.message == "raised RuntimeError: no"
-    assert math.isnan(table_rows([result])[0].worst)
+    assert math.isnan(result.worst_ratio)
+    assert not result.poison_ok
     module.attention = lambda q, k, v, **_: (q[..., :8], q[..., 0])
     assert "have shapes" in check_case(loaded.spec, "prefill", module, case, torch.device("cpu")).message
 
@@ -103,14 +104,16 @@ def test_a_broken_kernel_is_reported_not_raised(tmp_path):
 def test_the_table_sums_up_by_kernel():
     spec = make_spec()
     case = interpreter_cases(spec, "prefill", (Tiles("sm_80", 16, 16),))[0]
-    good = Result("a", "prefill", case, 1.0, 2.0, 0.1, 1.0, 0.2, 1.0, True, 1.5, None)
-    bad = replace(good, max_error=3.0, poison_ok=False, message="wrong")
-    other = replace(good, kernel="decode", lse_error=math.nan)
-    first, second = table_rows([good, bad, other])
-    assert (first.cases, first.failed, first.max_error, first.worst) == (2, 1, 3.0, 1.5)
+    good = Result("a", "prefill", case, 1.0, 2.0, 0.1, 1.0, 0.9, 1.0, True, 1.5, None)
+    bad = replace(good, max_error=3.0, lse_error=0.2, poison_ok=False, message="wrong")
+    lost = replace(good, kernel="decode", lse_error=math.nan, message="NaN")
+    first, second = table_rows([good, bad, lost, replace(good, kernel="decode", max_error=1e9)])
+    assert (first.spec, first.kernel, first.cases, first.passed) == ("a", "prefill", 2, 1)
+    assert (first.worst, first.worst_lse) == (bad, good)
+    assert first.worst.worst_ratio == 1.5
     assert (first.poison_ok, first.seconds) == (False, 3.0)
-    assert (second.kernel, second.failed, second.poison_ok) == ("decode", 0, True)
-    assert math.isnan(second.lse_error)
+    # NaN is the worst error of all.
+    assert second.worst is second.worst_lse is lost
 
 
 @pytest.mark.parametrize("kernel", ["prefill", "decode"])

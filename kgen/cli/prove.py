@@ -69,25 +69,20 @@ def verify(
 
 def _print_results(results: tuple[Result, ...]) -> None:
     """A row a kernel: its cases, and the worst of each error beside its limit."""
-    kernels: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        kernels.setdefault((result.spec, result.kernel), []).append(result)
-    rows = []
-    for (spec, kernel), group in kernels.items():
-        worst = max(group, key=lambda result: result.worst_ratio)
-        lse = max(group, key=lambda result: result.lse_error / result.lse_limit)
-        passed = sum(result.passed for result in group)
-        rows.append(
-            (
-                f"{spec}.{kernel}",
-                f"{passed}/{len(group)}",
-                f"{worst.max_error:.1e} / {worst.max_limit:.1e}",
-                f"{lse.lse_error:.1e} / {lse.lse_limit:.1e}",
-                "kept" if all(result.poison_ok for result in group) else "CHANGED",
-                worst.case.name,
-                f"{sum(result.seconds for result in group):.1f}",
-            )
+    from kgen.verify.run import table_rows
+
+    rows = [
+        (
+            f"{row.spec}.{row.kernel}",
+            f"{row.passed}/{row.cases}",
+            f"{row.worst.max_error:.1e} / {row.worst.max_limit:.1e}",
+            f"{row.worst_lse.lse_error:.1e} / {row.worst_lse.lse_limit:.1e}",
+            "kept" if row.poison_ok else "CHANGED",
+            row.worst.case.name,
+            f"{row.seconds:.1f}",
         )
+        for row in table_rows(results)
+    ]
     output.table(
         ("KERNEL", "PASSED", "OUT ERROR / LIMIT", "LSE ERROR / LIMIT", "POISON", "WORST CASE", "SECONDS"), rows
     )

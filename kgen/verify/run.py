@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Result:
             (self.frobenius_error, self.frobenius_limit),
             (self.lse_error, self.lse_limit),
         )
-        return max(error / limit for error, limit in pairs)
+        return max((error / limit for error, limit in pairs), key=_rank)
 
 
 # Called after each case with its result, the number of cases done and of all cases.
@@ -133,7 +134,7 @@ def check_case(
     sample = _sample(spec, module, case) if device.type == "cpu" else None
     clean = run(module, case, inputs, CLEAN, sample=sample)
     problems, comparison = _judge(clean, expected)
-    poison_ok = True
+    poison_ok = clean.out is not None
     if clean.out is not None:
         poisons = (mixed(number),) if device.type == "cpu" else (NAN, INF, HUGE)
         for poison in poisons:
@@ -215,10 +216,9 @@ class Summary:
     spec: str
     kernel: str
     cases: int
-    failed: int
-    max_error: float
-    lse_error: float
-    worst: float  # largest error as a part of its limit
+    passed: int
+    worst: Result  # the case nearest to its limit, or furthest past it
+    worst_lse: Result  # the same for the LSE alone
     poison_ok: bool
     seconds: float
 
@@ -233,10 +233,9 @@ def table_rows(results: Sequence[Result]) -> tuple[Summary, ...]:
             spec=spec,
             kernel=kernel,
             cases=len(group),
-            failed=sum(not result.passed for result in group),
-            max_error=_largest([result.max_error for result in group]),
-            lse_error=_largest([result.lse_error for result in group]),
-            worst=_largest([result.worst_ratio for result in group]),
+            passed=sum(result.passed for result in group),
+            worst=max(group, key=lambda result: _rank(result.worst_ratio)),
+            worst_lse=max(group, key=lambda result: _rank(result.lse_error / result.lse_limit)),
             poison_ok=all(result.poison_ok for result in group),
             seconds=sum(result.seconds for result in group),
         )
@@ -244,6 +243,6 @@ def table_rows(results: Sequence[Result]) -> tuple[Summary, ...]:
     )
 
 
-def _largest(numbers: Sequence[float]) -> float:
-    """The maximum, NaN where there is one (``max`` alone may drop it)."""
-    return float("nan") if any(n != n for n in numbers) else max(numbers)
+def _rank(ratio: float) -> float:
+    """NaN is worse than any number."""
+    return math.inf if math.isnan(ratio) else ratio
