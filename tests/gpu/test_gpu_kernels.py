@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kgen.spec.loader import load_specs
 from kgen.verify.cases import device_cases
 from kgen.verify.modules import check_fresh, load_package, tiles
 from kgen.verify.run import cases, check_case
+from kgen.workspace import find, load
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-SPECS = {loaded.spec.name: loaded for loaded in load_specs([ROOT / "specs"])}
+SPECS = {loaded.spec.name: loaded for loaded in load(find([ROOT / "specs"]))}
 KERNELS = [(name, kernel) for name, loaded in SPECS.items() for kernel in loaded.spec.kernels]
 
 
