@@ -6,6 +6,8 @@ TORCH ?= torch==2.13.0
 PINS ?=
 # What pytest is given: TESTS="tests/test_sync.py -x"
 TESTS ?=
+# Processes that pytest runs files in; 0 is its own, as a GPU wants it: make test JOBS=0 TESTS="-m gpu"
+JOBS ?= 2
 # Specs that the demo verifies: prefill and decode of a GQA layer, and a head dimension of 72.
 DEMO ?= llama3_8b siglip
 
@@ -27,7 +29,7 @@ demo: $(INSTALLED)
 	@echo "The verified source is in $(DEMO:%=generated/%/)"
 
 test: $(DEVELOPED)
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: $(DEVELOPED)
 	$(BIN)/ruff check .
