@@ -7,10 +7,10 @@ import copy
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +19,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from kgen import resources
+from kgen import resources as packaged
 from kgen.errors import SpecError
 from kgen.project import project as project_of
 from kgen.spec.loader import digest, load_text
@@ -337,8 +337,8 @@ def output_of(spec: dict[str, Any]) -> dict[str, str]:
 def copied(tmp_path: Path) -> Path:
     """kgen with its templates in a folder of its own, whose sources a test may edit."""
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(resources.PACKAGE, tmp_path / "home/kgen", ignore=ignore)
-    shutil.copytree(resources.templates_dir(), tmp_path / "home/templates", ignore=ignore)
+    shutil.copytree(packaged.PACKAGE, tmp_path / "home/kgen", ignore=ignore)
+    shutil.copytree(packaged.templates_dir(), tmp_path / "home/templates", ignore=ignore)
     (tmp_path / "work/specs").mkdir(parents=True)
     (tmp_path / "work/specs/one.yaml").write_text(SPEC.format(name="one", heads=8))
     return tmp_path
@@ -373,33 +373,34 @@ def test_a_template_edit_is_built_and_a_touch_is_not(copied: Path) -> None:
     assert build() == (first[0], 2)
 
 
-def fastest(command: list[str], cwd: Path, cache: Path, *, fresh: bool) -> float:
-    """Seconds of wall clock of the fastest of three runs."""
+def seconds_of(command: list[str], cwd: Path, cache: Path, *, fresh: bool) -> float:
+    """Processor time of the fastest of three runs; unlike wall clock it is the same on a busy machine, or nearly."""
     times = []
     for _ in range(3):
         if fresh:
             shutil.rmtree(cache, ignore_errors=True)
             shutil.rmtree(cwd / "generated", ignore_errors=True)
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run(*command, cwd=cwd, KGEN_CACHE_DIR=str(cache))
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     return min(times)
 
 
 def test_fifty_specs_from_scratch_and_again(tmp_path: Path) -> None:
-    """Under 1 s and 0.3 s on two idle cores; a loaded machine is granted three times as much."""
+    """Under 1 s and 0.3 s on an idle machine; a slow one is granted three times as much."""
     (tmp_path / "specs").mkdir()
     for number in range(50):
         text = SPEC.format(name=f"s{number}", heads=2 * (number % 10 + 1)).replace("64", str(8 * (number % 16 + 1)))
         (tmp_path / f"specs/s{number}.yaml").write_text(text)
     build = ["-m", "kgen", "build", "specs/"]
-    assert fastest(build, tmp_path, tmp_path / "cache", fresh=True) < 3.0
+    assert seconds_of(build, tmp_path, tmp_path / "cache", fresh=True) < 3.0
     assert len(tree(tmp_path / "generated")) == 150
-    assert fastest(build, tmp_path, tmp_path / "cache", fresh=False) < 0.9
+    assert seconds_of(build, tmp_path, tmp_path / "cache", fresh=False) < 0.9
 
 
 def test_help_is_quick(tmp_path: Path) -> None:
-    assert fastest(["-m", "kgen", "--help"], tmp_path, tmp_path / "cache", fresh=False) < 0.6
+    assert seconds_of(["-m", "kgen", "--help"], tmp_path, tmp_path / "cache", fresh=False) < 0.6
 
 
 def test_the_readme_quotes_the_spec_and_the_source_that_are_there() -> None:

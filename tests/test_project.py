@@ -72,6 +72,18 @@ def test_the_problems_of_all_specs_at_once(project: Path) -> None:
     assert [problem.path for problem in caught.value.diagnostics] == ["specs/one.yaml", "specs/two.yml"]
 
 
+def test_specs_that_no_plan_fits_are_told_together(project: Path) -> None:
+    wide = SPEC.replace("head_dim_qk: 64", "head_dim_qk: 512").replace("float16", "float32")
+    specs = [load_text(wide.format(name=name, heads=8), f"specs/{name}.yaml") for name in ("a", "b")]
+    fits = load_text(SPEC.format(name="c", heads=8), "specs/c.yaml")
+    with pytest.raises(SpecError) as caught:
+        project_of([specs[0], fits, specs[1]])
+    assert {(problem.code[:3], problem.path) for problem in caught.value.diagnostics} == {
+        ("KG4", "specs/a.yaml"),
+        ("KG4", "specs/b.yaml"),
+    }
+
+
 @pytest.mark.parametrize(
     ("file", "argument", "header", "out"),
     [

@@ -35,7 +35,6 @@ def _writing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as failure:
-        abandon_stdout()
         raise InputError(f"cannot write the output: {failure.strerror}") from failure
 
 
