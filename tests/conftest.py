@@ -11,6 +11,11 @@ import pytest
 from kgen import cache
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--aot-full``: compile every committed kernel, on any release of Triton (see test_aot.py)."""
+    parser.addoption("--aot-full", action="store_true", help="compile every committed kernel ahead of time")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Tests run kernels in Triton's interpreter, those for a GPU on the GPU.
 

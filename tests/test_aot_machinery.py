@@ -9,8 +9,6 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-from aot_support import assert_vectorised
-
 from kgen.aot import (
     DEVICES,
     CompiledKernel,
@@ -24,9 +22,12 @@ from kgen.aot import (
 from kgen.aot.calls import Sizes
 from kgen.aot.machine_code import amdgcn_census, amdgcn_metadata, ptxas_resources, ptxas_warnings, sass_census
 from kgen.errors import InputError
+from tests.aot_support import assert_vectorised
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.triton
 
 TOY = '''
 """A module of the generated shape: one tile of scores times values."""

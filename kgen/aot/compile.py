@@ -22,7 +22,7 @@ from kgen.aot.model import DEVICES, CompiledKernel, CompileError, Failure, Launc
 from kgen.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
 WORKERS = 2
@@ -64,12 +64,16 @@ def record_launches(
 
 
 def compile_modules(
-    requests: Sequence[tuple[Path, str]], *, cache_dir: Path | None = None, workers: int = WORKERS
+    requests: Sequence[tuple[Path, str]],
+    *,
+    keep: Callable[[Launch], bool] = lambda launch: True,
+    cache_dir: Path | None = None,
+    workers: int = WORKERS,
 ) -> Report:
     """Compile each ``(generated module, target)``; failures are part of the report.
 
-    ``cache_dir`` holds Triton's cache of compiled kernels (default: ``TRITON_CACHE_DIR``, else a folder of kgen's own
-    in the user's cache).
+    Launches for which ``keep`` is false are left out. ``cache_dir`` holds Triton's cache of compiled kernels
+    (default: ``TRITON_CACHE_DIR``, else a folder of kgen's own in the user's cache).
     Raises InputError and MissingDependencyError as ``compile_module``.
     """
     _check(requests)
@@ -83,7 +87,7 @@ def compile_modules(
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
-                launches.extend(outcome)
+                launches.extend(filter(keep, outcome))
         bodies: dict[str, Future[CompiledKernel | Failure]] = {}
         for launch in launches:
             if launch.key not in bodies:

@@ -48,7 +48,7 @@ def candidates(
                 num_warps,
                 num_stages,
                 shared_bytes(
-                    target, template, min(block_m, rows), block_n, lanes_qk, lanes_v, dtype_bytes, num_stages, num_warps
+                    target, min(block_m, rows), block_n, lanes_qk, lanes_v, dtype_bytes, num_stages, num_warps
                 ),
             )
             for block_m, block_n, num_warps, num_stages in row["tiles"]

@@ -1,0 +1,151 @@
+"""Every committed kernel compiles for every family of GPUs, without spills and within the plan's shared memory.
+
+Compiling takes a second or two a kernel, so what is compiled depends on the release of Triton: the
+oldest one supported (``FULL_ON``), or any with ``--aot-full``, compiles all specs; a newer one compiles
+``SAMPLE``, one spec for each path through the templates. CI runs both. ``TRITON_CACHE_DIR`` keeps
+compiled kernels between runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+from kgen.aot import CompiledKernel, Report, compile_modules, record_launches
+from kgen.aot.calls import Sizes
+from kgen.plan.lower import lower
+from kgen.plan.targets import TARGET_INFO
+from kgen.spec.loader import load_specs
+from tests.aot_support import MATRIX_PRODUCTS, assert_vectorised
+
+if TYPE_CHECKING:
+    from kgen.plan.model import KernelPlan, Tile
+
+pytestmark = pytest.mark.triton
+
+ROOT = Path(__file__).parents[1]
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+# Rows that do not start on 16 bytes are loaded 2 bytes at a time, the same way everywhere: one target a vendor.
+UNALIGNED_TARGETS = ("sm_80", "gfx942")
+FULL_ON = "3.6."
+# One block a head dimension and a mask with one edge; two blocks without a mask; a mask with two edges.
+SAMPLE = ("llama3_8b/prefill", "llama3_8b/decode", "siglip/prefill", "mistral_7b/prefill")
+
+
+@dataclass(frozen=True)
+class Module:
+    """A committed module with the plan it was rendered from."""
+
+    plan: KernelPlan
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.spec_name}/{self.plan.kernel}"
+
+
+MODULES = [
+    Module(plan, ROOT / "generated" / plan.spec_name / f"{plan.kernel}.py")
+    for loaded in load_specs([ROOT / "specs"])
+    for plan in lower(loaded)
+]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What this run compiles, and the report of it."""
+
+    modules: list[Module]
+    report: Report
+
+    def tile(self, kernel: CompiledKernel) -> Tile:
+        """The row of the launch table that the kernel was planned with."""
+        plan = next(module.plan for module in self.modules if str(module.path) == kernel.launch.module)
+        return dict(plan.launch)[kernel.target]
+
+
+def is_aligned(kernel: CompiledKernel) -> bool:
+    """Rows start on 16 bytes: what the kernels are made for."""
+    return dict(kernel.launch.constants)["STRIDE_UNIT"] != 1
+
+
+@pytest.fixture(scope="session")
+def compiled(pytestconfig: pytest.Config) -> Compiled:
+    in_full = pytestconfig.getoption("--aot-full") or version("triton").startswith(FULL_ON)
+    modules = [module for module in MODULES if in_full or module.name in SAMPLE]
+    requests = [(module.path, target) for module in modules for target in TARGETS]
+    return Compiled(
+        modules,
+        compile_modules(
+            requests,
+            keep=lambda launch: launch.target in UNALIGNED_TARGETS or dict(launch.constants)["STRIDE_UNIT"] != 1,
+        ),
+    )
+
+
+def named(kernel: CompiledKernel) -> str:
+    module = Path(kernel.launch.module)
+    return f"{module.parent.name}/{module.stem} {kernel.kernel} {kernel.target}"
+
+
+def test_the_sample_names_committed_kernels_and_takes_every_template() -> None:
+    sampled = [module for module in MODULES if module.name in SAMPLE]
+    assert len(sampled) == len(SAMPLE)
+    assert {module.plan.template for module in sampled} == {module.plan.template for module in MODULES}
+
+
+def test_every_kernel_compiles_for_every_target(compiled: Compiled) -> None:
+    assert [failure.text() for failure in compiled.report.failures] == []
+    assert {(kernel.launch.module, kernel.target) for kernel in compiled.report.kernels} == {
+        (str(module.path), target) for module in compiled.modules for target in TARGETS
+    }
+
+
+def test_no_kernel_spills(compiled: Compiled) -> None:
+    spilling = {
+        named(kernel): (kernel.resources.spill_bytes, kernel.resources.stack_bytes)
+        for kernel in compiled.report.kernels
+        if is_aligned(kernel) and (kernel.resources.spill_bytes or kernel.resources.stack_bytes)
+    }
+    assert spilling == {}
+
+
+def test_shared_memory_is_estimated_from_above_and_fits_the_target(compiled: Compiled) -> None:
+    for kernel in compiled.report.kernels:
+        estimate, truth = compiled.tile(kernel).shared_bytes, kernel.resources.shared_bytes
+        assert truth <= estimate, f"{named(kernel)} takes {truth:,} bytes, its plan says {estimate:,}"
+        assert estimate <= TARGET_INFO[kernel.target].shared_bytes, named(kernel)
+
+
+def test_the_estimate_is_not_far_above_the_truth(compiled: Compiled) -> None:
+    """Where shared memory decides which tile fits; an estimate of twice the truth would give away pipeline stages."""
+    for kernel in compiled.report.kernels:
+        truth = kernel.resources.shared_bytes
+        if is_aligned(kernel) and kernel.resources.count(*MATRIX_PRODUCTS) and truth > 32 * 1024:
+            assert compiled.tile(kernel).shared_bytes <= 1.4 * truth, named(kernel)
+
+
+def test_aligned_rows_are_loaded_16_bytes_at_a_time(compiled: Compiled) -> None:
+    attending = [
+        kernel
+        for kernel in compiled.report.kernels
+        if is_aligned(kernel) and kernel.resources.count("HMMA", "HGMMA", "UTCHMMA", "v_mfma")
+    ]
+    assert len(attending) >= len(compiled.modules) * len(TARGETS)
+    for kernel in attending:
+        assert_vectorised(kernel)
+
+
+def test_one_compile_serves_every_batch_and_length() -> None:
+    """A kernel has one compile for aligned rows and one for others, whatever the sizes."""
+    sizes = [Sizes(1, 1, 1), Sizes(2, 16, 16), Sizes(3, 1019, 4099), Sizes(64, 512, 8192)]
+    sampled = [module.path for module in MODULES if module.name in SAMPLE]
+    for launches in record_launches([(path, "sm_90") for path in sampled], sizes=sizes):
+        variants = [(launch.kernel, dict(launch.constants)["STRIDE_UNIT"]) for launch in launches]
+        assert len(variants) == len(set(variants)), launches[0].module
