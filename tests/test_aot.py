@@ -128,7 +128,7 @@ def test_the_estimate_is_not_far_above_the_truth(compiled: Compiled) -> None:
     for kernel in compiled.report.kernels:
         truth = kernel.resources.shared_bytes
         if is_aligned(kernel) and kernel.resources.count(*MATRIX_PRODUCTS) and truth > 32 * 1024:
-            assert compiled.tile(kernel).shared_bytes <= 1.4 * truth, named(kernel)
+            assert compiled.tile(kernel).shared_bytes <= 1.5 * truth, named(kernel)
 
 
 def test_aligned_rows_are_loaded_16_bytes_at_a_time(compiled: Compiled) -> None:

@@ -90,7 +90,10 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         limit = TARGET_INFO[target].shared_bytes
         fitting = [tile for tile in tiles if tile.shared_bytes <= limit]
         if fitting:
-            launch.append((target, fitting[0]))
+            # The balanced schedule counts on PROGRAMS_PER_SM programs side by side.
+            resident = PROGRAMS_PER_SM if is_decode else 1
+            roomy = [tile for tile in fitting if resident * tile.shared_bytes <= limit]
+            launch.append((target, (roomy or fitting)[0]))
             continue
         least = min(tile.shared_bytes for tile in tiles)
         problems.append(
