@@ -47,7 +47,7 @@ def _package(loaded: LoadedSpec) -> dict[str, str]:
     plans = lower(loaded)
     files = {f"{loaded.spec.name}/{plan.kernel}.py": render(plan) for plan in plans}
     files[f"{loaded.spec.name}/__init__.py"] = package_init(
-        spec_path=loaded.display,
+        spec_path=plans[0].spec_path,
         spec_name=loaded.spec.name,
         spec_digest=loaded.digest,
         kernels=tuple(plan.kernel for plan in plans),
