@@ -101,6 +101,25 @@ def test_a_broken_kernel_is_reported_not_raised(tmp_path):
     assert "have shapes" in check_case(loaded.spec, "prefill", module, case, torch.device("cpu")).message
 
 
+def test_a_lost_gpu_ends_the_run(tmp_path, monkeypatch):
+    loaded = load_spec(kernels={"prefill": {}})
+    write(loaded, tmp_path)
+    case = interpreter_cases(loaded.spec, "prefill", (Tiles("sm_80", 16, 16),))[0]
+    bad = Result("example", "prefill", case, 1.0, 2.0, 0.1, 1.0, 0.9, 1.0, False, 1.5, "raised AcceleratorError: gone")
+
+    def gone(_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr("kgen.verify.run.check_case", lambda *_: bad)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert len(verify([loaded], tmp_path, device="cuda")) > 30
+    monkeypatch.setattr(torch.cuda, "synchronize", gone)
+    (only,) = verify([loaded], tmp_path, device="cuda")
+    assert only.message == "raised AcceleratorError: gone; the GPU is lost, the cases after this one did not run"
+
+
 def test_the_table_sums_up_by_kernel():
     spec = make_spec()
     case = interpreter_cases(spec, "prefill", (Tiles("sm_80", 16, 16),))[0]

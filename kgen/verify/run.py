@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -90,10 +90,26 @@ def verify(
     results = []
     for number, (spec, kernel, module, case) in enumerate(work):
         result = check_case(spec, kernel, module, case, where, number)
+        lost = not result.passed and _is_lost(where)
+        if lost:
+            result = replace(result, message=f"{result.message}; the GPU is lost, the cases after this one did not run")
         results.append(result)
         if progress is not None:
             progress(result, number + 1, len(work))
+        if lost:
+            break
     return tuple(results)
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether a fault has ended this process's use of the GPU: every later call would fail for it."""
+    if device.type == "cpu":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _device(name: str) -> torch.device:
@@ -144,7 +160,10 @@ def check_case(
         if device.type != "cpu":
             from kgen.verify.device import replays
 
-            problems += replays(module, case, inputs, clean)
+            try:
+                problems += replays(module, case, inputs, clean)
+            except Exception as error:  # as in call.run: a finding about the kernel
+                problems.append(f"a repeated call raised {type(error).__name__}: {error}")
     return Result(
         spec=spec.name,
         kernel=kernel,
