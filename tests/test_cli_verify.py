@@ -14,6 +14,8 @@ from kgen.cli import app, output
 from kgen.verify import run
 from kgen.verify.cases import Case
 
+pytestmark = pytest.mark.triton
+
 SMALL = """\
 name: small
 attention:

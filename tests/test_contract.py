@@ -18,6 +18,8 @@ from kgen.verify.interpreter import interpreting
 from kgen.verify.modules import load_package
 from tests.verify_support import generate, load_spec
 
+pytestmark = pytest.mark.triton
+
 ROOT = Path(__file__).parent.parent
 GENERATED = ROOT / "generated"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -16,6 +16,8 @@ from kgen.errors import MissingDependencyError
 from kgen.verify import interpreter
 from kgen.verify.interpreter import Audit, Sample, interpreting
 
+pytestmark = pytest.mark.triton
+
 
 @triton.jit
 def _dot(a_ptr, b_ptr, out_ptr, N: tl.constexpr):

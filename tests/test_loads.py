@@ -8,6 +8,8 @@ import torch
 from kgen.verify.interpreter import interpreting
 from tests.verify_support import MASKS, generate, load_spec
 
+pytestmark = pytest.mark.triton
+
 LENGTHS = (0, 1, 130, 77)
 WIDTH, KV_HEADS = 16, 2
 

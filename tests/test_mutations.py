@@ -11,6 +11,8 @@ import pytest
 from kgen.verify.modules import load_package
 from tests.verify_support import MASKS, failures, generate, load_spec
 
+pytestmark = pytest.mark.triton
+
 CAUSAL = {"heads": 4, "kv_heads": 2, "mask": MASKS["causal"]}
 FULL = {"heads": 4, "kv_heads": 2, "mask": MASKS["full"]}
 WINDOW = {"heads": 4, "kv_heads": 2, "mask": {"kind": "sliding_window", "size": 40}}

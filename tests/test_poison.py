@@ -20,6 +20,8 @@ from kgen.verify.poison import (
     same_bits,
 )
 
+pytestmark = pytest.mark.triton
+
 CPU = torch.device("cpu")
 SHAPE = (2, 3, 5, 8)
 

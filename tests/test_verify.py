@@ -16,6 +16,8 @@ from kgen.verify.poison import LAYOUTS
 from kgen.verify.run import Result, check_case, table_rows, verify
 from tests.verify_support import MASKS, failures, generate, load_spec, make_spec, write
 
+pytestmark = pytest.mark.triton
+
 # Every mask, dtype, and the groups and widths that no power of two describes; small heads keep it short.
 LAYERS = {
     "causal": {"heads": 4, "kv_heads": 2},

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kgen import __version__
-from kgen.cli import environment, generate, plans, prove
+from kgen.cli import environment, generate, machine, plans, prove
 
 app = typer.Typer(
     name="kgen",
@@ -44,6 +44,7 @@ for _verb in (
     generate.list_,
     plans.explain,
     prove.verify,
+    machine.inspect,
     plans.schema,
     environment.doctor,
 ):
