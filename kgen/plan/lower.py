@@ -9,7 +9,7 @@ from kgen.errors import SpecError
 from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
 from kgen.plan.model import Block, DecodePlan, KernelPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
-from kgen.plan.tiles import candidates
+from kgen.plan.tiles import candidates, unaligned
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
 from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
 
@@ -134,6 +134,14 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
         decode=_decode_plan(kernel, head_tiles, layer.head_dim_v) if isinstance(kernel, DecodeKernel) else None,
         launch=tuple(launch),
+        unaligned=unaligned(
+            template,
+            launch[0][0],
+            rows=launch[0][1].block_m,
+            lanes_qk=lanes(qk_blocks),
+            lanes_v=lanes(v_blocks),
+            dtype_bytes=dtype_bytes,
+        ),
         reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, head_tiles, launch)),
     )
 

@@ -84,6 +84,7 @@ class KernelPlan:
     kv_bytes_per_token: int  # of one KV head: a key and a value
     decode: DecodePlan | None  # what only decode decides
     launch: tuple[tuple[str, Tile], ...]  # by target, in the order of spec.targets
+    unaligned: Tile  # on every target, for tensors whose rows do not start on 16 bytes
     reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
 
     @property

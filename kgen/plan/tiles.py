@@ -54,3 +54,22 @@ def candidates(
             for block_m, block_n, num_warps, num_stages in row["tiles"]
         )
     raise LookupError(f"no row of {_TABLE.name} covers {template}, {lanes} lanes, {rows} rows, {8 * dtype_bytes} bits")
+
+
+def unaligned(template: str, target: str, *, rows: int, lanes_qk: int, lanes_v: int, dtype_bytes: int) -> Tile:
+    """The tile for tensors whose rows do not start on 16 bytes, the same on every target.
+
+    Loads of single elements need an address each, so the tile is small. It also
+    stays below what ``wgmma`` takes (64 rows by 4 warps): with that many addresses
+    the ptxas that comes with Triton 3.6 gets the shared-memory address of a second
+    head-dimension block wrong on sm_90 (right with its optimisation off).
+    ``rows`` is BLOCK_H of a decode kernel.
+    """
+    lanes = max(lanes_qk, lanes_v)
+    row = next(row for row in _table()["unaligned"] if lanes <= row["max_lanes"])
+    block_m, block_n, num_warps, num_stages = row["tile"]
+    if template == "decode":
+        block_m = rows
+        num_warps = num_warps if rows < 64 else 2
+    estimate = shared_bytes(target, block_m, block_n, lanes_qk, lanes_v, dtype_bytes, num_stages, num_warps)
+    return Tile(block_m, block_n, num_warps, num_stages, estimate)

@@ -69,7 +69,7 @@ def _mask_in_words(plan: KernelPlan) -> str:
         return "a query sees the keys up to its own position"
     if plan.mask == "sliding_window":
         assert left is not None
-        return f"a query sees the last {left + 1} keys up to its own position, which counts"
+        return f"a query sees the last {left + 1} keys up to its own position, its own included"
     before = "all keys before it" if left is None else f"{left} keys before it"
     after = "all keys after it" if right is None else f"{right} keys after it"
     return f"a query sees its own position, {before} and {after}"
@@ -86,9 +86,7 @@ def _laws(plan: KernelPlan) -> list[str]:
         )
     ]
     if plan.template == "prefill":
-        if plan.mask == "full":
-            laws.append("No mask.")
-        else:
+        if plan.mask != "full":
             laws.append(
                 "Query row i of M sits at position i + N - M of N keys (bottom-right aligned); "
                 + _mask_in_words(plan)
@@ -107,7 +105,8 @@ def _laws(plan: KernelPlan) -> list[str]:
         if plan.decode.num_splits is None:
             laws.append(
                 "By default the tiles of the whole batch are dealt out equally to the GPU's programs, from seq_lens on "
-                "the device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch."
+                "the device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch and on "
+                "the number of multiprocessors."
             )
         laws.append("The launch depends on shapes and max_seq_len only, so that a CUDA graph serves any seq_lens.")
     return laws
@@ -157,7 +156,7 @@ def _common(plan: KernelPlan) -> dict[str, object]:
         "dtype": plan.dtype,
         "tl_dtype": f"tl.{plan.dtype}",
         "torch_dtype": f"torch.{plan.dtype}",
-        "p_cast": "p" if plan.dtype == "float32" else f"p.to(tl.{plan.dtype})",
+        "p_dtype": "" if plan.dtype == "float32" else f"tl.{plan.dtype}",
         "dot_options": _dot_options(plan),
         "scale_log2": repr(plan.sm_scale * LOG2_E),
         "num_qo_heads": plan.num_qo_heads,
@@ -170,21 +169,53 @@ def _common(plan: KernelPlan) -> dict[str, object]:
         "columns_used": qk if same else qk + v,
         "window": plan.window,
         "stride_unit": plan.stride_unit,
+        "unaligned": _options(plan, plan.unaligned),
         "launch": [(target, _options(plan, tile)) for target, tile in plan.launch],
     }
 
 
+def _strides(plan: KernelPlan, q: str, kv: str, out: str) -> tuple[dict[str, object], tuple[str, ...]]:
+    """Stride arguments by the axes of q, k and v, out; the single KV head of MQA has no stride."""
+    if plan.num_kv_heads == 1:
+        kv = kv.replace("h", "")
+    inputs = tuple(f"stride_{tensor}{axis}" for tensor, axes in (("q", q), ("k", kv), ("v", kv)) for axis in axes)
+    names = inputs + tuple(f"stride_o{axis}" for axis in out)
+    kv_slice = "[::2]" if plan.num_kv_heads == 1 else "[:3]"
+    values = f"*q.stride()[:{len(q)}], *k.stride(){kv_slice}, *v.stride(){kv_slice}, *out.stride()[:{len(out)}]"
+    return {"strides": names, "stride_values": values}, inputs
+
+
+def _argument_list(names: tuple[str, ...]) -> str:
+    """Quoted names, wrapped for the ``do_not_specialize`` of a decorator."""
+    text = ", ".join(f'"{name}"' for name in names) + ","
+    return textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)
+
+
 def prefill_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``kernels/prefill.py.j2``."""
-    return _common(plan) | {
-        "problem": f"Attention of M query tokens against N keys: {_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
-        "bounds": _bounds(plan.window),
-        "longest_last": plan.window.right is not None and plan.window.left is None,
-        "kv_head_of_head": "head" if plan.group_size == 1 else f"head // {plan.group_size}",
-        "section_bytes": plan.section_bytes,
-        "section_mib": plan.section_bytes >> 20,
-        "kv_bytes_per_token": plan.kv_bytes_per_token,
-    }
+    strides, _ = _strides(plan, "bhm", "bhn", "bhm")
+    names = strides["strides"]
+    assert isinstance(names, tuple)
+    return (
+        _common(plan)
+        | strides
+        | {
+            "problem": f"Attention of M query tokens against N keys: {_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
+            "runtime_arguments": _argument_list((*names, "B", "M", "N", "heads_per_section")),
+            "bounds": _bounds(plan.window),
+            "longest_last": plan.window.right is not None and plan.window.left is None,
+            "kv_head": "head" if plan.group_size == 1 else "kv_head",
+            "section_bytes": plan.section_bytes,
+            "section_mib": plan.section_bytes >> 20,
+            "kv_bytes_per_token": plan.kv_bytes_per_token,
+        }
+    )
+
+
+def _tile_of_heads(plan: KernelPlan, block_h: int) -> str:
+    if plan.group_size == 1:
+        return f"A KV head serves one query head, in a tile of {block_h} rows, the least that tl.dot takes."
+    return "Every tile of K and V is loaded once for all the heads."
 
 
 def decode_context(plan: KernelPlan) -> dict[str, object]:
@@ -192,21 +223,43 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
     decode = plan.decode
     assert decode is not None
     block_h = plan.launch[0][1].block_m
-    return _common(plan) | {
-        "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
-        f"{_mask_in_words(plan)}.",
-        "heads_are_padded": plan.group_size % block_h != 0,
-        "head_tiles": decode.head_tiles,
-        "tasks_per_request": plan.num_kv_heads * decode.head_tiles,
-        "is_balanced": decode.num_splits is None,
-        "num_splits": decode.num_splits,
-        "num_splits_default": "is the balanced schedule" if decode.num_splits is None else f"is {decode.num_splits}",
-        "programs_per_sm": decode.programs_per_sm,
-        "batch_chunk": decode.batch_chunk,
-        "merge_chunk": decode.merge_chunk,
-        "merge_warps": decode.merge_warps,
-        "merge_width": next_power_of_2(plan.head_dim_v),
-    }
+    strides, inputs = _strides(plan, "bh", "bhn", "bh")
+    names = strides["strides"]
+    assert isinstance(names, tuple)
+    indices = ("kv_head",) * (plan.num_kv_heads > 1) + ("head_tile",) * (decode.head_tiles > 1)
+    return (
+        _common(plan)
+        | strides
+        | {
+            "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
+            f"{_mask_in_words(plan)}.",
+            "input_strides": inputs,
+            "split_arguments": _argument_list((*names, "num_splits")),
+            "balanced_arguments": _argument_list((*names, "B", "num_parts")),
+            "task": ("batch", *indices),
+            "task_index": "task_in_request" if len(indices) > 1 else "".join(indices),
+            "task_in_words": {
+                (): "the whole",
+                ("kv_head",): "one KV head",
+                ("head_tile",): "one tile of query heads",
+                ("kv_head", "head_tile"): "one KV head and tile of its query heads",
+            }[indices],
+            "tile_of_heads": _tile_of_heads(plan, block_h),
+            "heads_are_padded": plan.group_size % block_h != 0,
+            "head_tiles": decode.head_tiles,
+            "tasks_per_request": plan.num_kv_heads * decode.head_tiles,
+            "is_balanced": decode.num_splits is None,
+            "num_splits": decode.num_splits,
+            "num_splits_default": "is the balanced schedule"
+            if decode.num_splits is None
+            else f"is {decode.num_splits}",
+            "programs_per_sm": decode.programs_per_sm,
+            "batch_chunk": decode.batch_chunk,
+            "merge_chunk": decode.merge_chunk,
+            "merge_warps": decode.merge_warps,
+            "merge_width": next_power_of_2(plan.head_dim_v),
+        }
+    )
 
 
 CONTEXTS = {"prefill": prefill_context, "decode": decode_context}

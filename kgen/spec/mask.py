@@ -12,6 +12,9 @@ from pydantic import Field
 
 from kgen.spec.base import SpecModel
 
+# Tokens; twice as many still fit the kernels' 32-bit positions.
+MAX_REACH = 2**30
+
 
 class FullMask(SpecModel):
     """Every query sees every key."""
@@ -29,22 +32,22 @@ class SlidingWindowMask(SpecModel):
     """Causal, and only the last ``size`` keys, the query's own included (Hugging Face's meaning)."""
 
     kind: Literal["sliding_window"]
-    size: int = Field(ge=1, le=2**31 - 1, description="Keys a query sees, its own position included.")
+    size: int = Field(ge=1, le=MAX_REACH, description="Keys a query sees, its own position included.")
 
 
 class WindowMask(SpecModel):
     """Keys from ``left`` before to ``right`` after the query's position (FlashAttention's meaning)."""
 
     kind: Literal["window"]
-    left: int = Field(ge=-1, le=2**31 - 1, description="Keys before the query's position; -1 is no limit.")
-    right: int = Field(ge=-1, le=2**31 - 1, description="Keys after the query's position; -1 is no limit.")
+    left: int = Field(ge=-1, le=MAX_REACH, description="Keys before the query's position; -1 is no limit.")
+    right: int = Field(ge=-1, le=MAX_REACH, description="Keys after the query's position; -1 is no limit.")
 
 
 class ChunkedMask(SpecModel):
     """Causal inside consecutive chunks of ``size`` keys."""
 
     kind: Literal["chunked"]
-    size: int = Field(ge=1, le=2**31 - 1, description="Keys in a chunk.")
+    size: int = Field(ge=1, le=MAX_REACH, description="Keys in a chunk.")
 
 
 class PrefixLMMask(SpecModel):
