@@ -152,9 +152,9 @@ def _decode(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
     yield case("lengths, 2 splits", "a last split shorter than a tile", t + 1, 2 * t, splits=2)
     yield case("lengths, 3 splits", "splits that own no tile", 3 * t + 5, 0, splits=3)
     yield case("lengths, 7 splits", "more splits than tiles", t + 1, splits=7)
-    # A merge takes 32 parts at a time; fewer where the programs of all heads would take long.
-    many = 33 if spec.attention.num_kv_heads <= 8 else 17
-    yield case(f"lengths, {many} splits", "a merge whose first parts are all empty", 11, splits=many, values="below")
+    if spec.attention.num_kv_heads <= 8:  # the programs of more heads would take long
+        reason = "a merge of more than 32 parts, the first 32 all empty"
+        yield case("lengths, 33 splits", reason, 11, splits=33, values="below")
     yield case("all empty", "no request has a key", 0, 0)
     yield case("all empty, 3 splits", "every split of every request is empty", 0, splits=3)
     yield case("no batch", "an empty grid is not launched")

@@ -190,7 +190,7 @@ def _sample(spec: SpecFile, module: ModuleType, case: Case) -> interpreter.Sampl
     launch = next(row for row in tiles(module) if row.target == case.target)
     reach = window_reach(spec)
     keys = case.kv_len if reach is None else min(case.kv_len, reach + launch.rows)
-    programs = max(3, min(8, _TILE_BUDGET // max(1, -(-keys // launch.keys))))
+    programs = max(3, min(5, _TILE_BUDGET // max(1, -(-keys // launch.keys))))
     return interpreter.Sample(programs, seed=case.q_len * 1000 + case.kv_len)
 
 
