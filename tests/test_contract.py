@@ -183,15 +183,20 @@ def test_keywords_are_keywords(kernel):
 
 
 def test_a_gpu_without_a_row_is_refused(kernel, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=7, minor=5))
-    with pytest.raises(RuntimeError, match=r"^attention: .*sm_80.*sm_75"):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="a GPU", major=7, minor=5))
+    with pytest.raises(RuntimeError, match=r"^attention: q is on a GPU \(sm_75\).*sm_80"):
         kernel.module._launch_options(torch.device("cuda", 0))
-    # 8.7 and 10.3 run the code of 8.6 and 10.0.
+    # From Hopper on, x.y runs the code of x.0.
     table = kernel.module._LAUNCH
-    for major, minor, row in ((8, 0, "sm_80"), (8, 7, "sm_86"), (9, 0, "sm_90"), (10, 3, "sm_100")):
-        device = SimpleNamespace(major=major, minor=minor)
+    for major, minor, row in ((8, 0, "sm_80"), (8, 6, "sm_86"), (9, 0, "sm_90"), (10, 3, "sm_100")):
+        device = SimpleNamespace(name="a GPU", major=major, minor=minor)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, device=device: device)
         assert kernel.module._launch_options(torch.device("cuda", 0)) == table[row]
+    # 8.x have unlike shared memory: the row of one is not for another.
+    monkeypatch.delitem(table, "sm_86")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="a GPU", major=8, minor=6))
+    with pytest.raises(RuntimeError, match="sm_86"):
+        kernel.module._launch_options(torch.device("cuda", 0))
 
 
 def test_a_cpu_tensor_without_the_interpreter_is_refused(kernel, monkeypatch):

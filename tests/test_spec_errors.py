@@ -114,7 +114,7 @@ def test_rules_and_features_are_reported_beside_misspelt_fields() -> None:
         ("{kind: causal}", "causal", "7:9: [KG102]: mask is causal, must be a mapping of kind full, causal, sliding_window, window, chunked, prefix_lm or expression", "write mask: {kind: causal}"),
         ("{kind: causal}", "{size: 3}", "7:3: [KG101]: mask needs the field kind", "kind: full, causal, sliding_window, window, chunked, prefix_lm or expression"),
         ("{kind: causal}", "{right: 3, left: 2}", "7:3: [KG101]: mask needs the field kind", "did you mean kind: window?"),
-        ("{kind: causal}", "{kind: sliding_window}", "7:3: [KG101]: mask needs the field size", "size: an integer from 1 to 2147483647"),
+        ("{kind: causal}", "{kind: sliding_window}", "7:3: [KG101]: mask needs the field size", "size: an integer from 1 to 1073741824"),
         ("{kind: causal}", "{kind: causal, size: 3}", "7:24: [KG103]: size is not a field of mask", "its fields: kind"),
         ("{kind: causal}", "", "7:3: [KG102]: mask has no value, must be a mapping of kind full, causal, sliding_window, window, chunked, prefix_lm or expression", None),
         ("{num_splits: auto}", "", "11:3: [KG102]: kernel decode has no value, must be a mapping of kind prefill, decode or backward", "write decode: {}"),
