@@ -50,6 +50,8 @@ def test_what_the_layouts_promise():
     odd = LAYOUTS["odd"]
     assert all(s % 2 == 1 or s % 8 for s in strides(odd.k)[:3])
     assert odd.k.offset % 8
+    assert strides(LAYOUTS["offset"].q) == strides(DENSE)
+    assert LAYOUTS["offset"].q.offset % 8
     assert strides(LAYOUTS["k_strided"].k) != strides(LAYOUTS["k_strided"].v) == strides(DENSE)
     assert strides(LAYOUTS["v_transposed"].v) == (120, 8, 24, 1)
     assert strides(LAYOUTS["expanded"].k)[:2] == (0, 0)

@@ -68,7 +68,7 @@ HOSTILE: Mapping[str, str] = {
     "equal": "all logits are equal: the output is the mean, the LSE the logarithm of a count",
     "denormal": "inputs near the smallest numbers of the dtype",
 }
-_LAYOUTS = ("odd", "k_strided", "v_transposed", "fused", "expanded")
+_LAYOUTS = ("odd", "offset", "k_strided", "v_transposed", "fused", "expanded")
 _SPARSE = ("sparse_rows", "sparse_heads", "sparse_batch")
 _EDGE = "the left edge of the window, off by one on either side; some keys outweigh all others"
 _STRIDES = "addresses follow each tensor's own strides"

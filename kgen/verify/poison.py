@@ -113,6 +113,7 @@ class Layout:
 
 
 _ODD = Placement(pad={"d": 3, "n": 1}, offset=1)
+_MOVED = Placement(offset=1)
 _HEADS_LAST = Placement(order="bnhd")
 _ROWS = Placement("nbhd", sparse="n")
 _HEADS = Placement("hbnd", sparse="h")
@@ -123,6 +124,7 @@ LAYOUTS: dict[str, Layout] = {
     for layout in (
         Layout("dense", "contiguous tensors"),
         Layout("odd", "offsets and strides of no alignment", _ODD, _ODD, _ODD, _ODD),
+        Layout("offset", "aligned strides behind an unaligned start", _MOVED, _MOVED, _MOVED, _MOVED),
         Layout("k_strided", "K strided and V not", k=Placement(pad={"d": 8, "n": 5})),
         Layout("v_transposed", "V a transposed view of [B, N, H, D], K not; out of the caller's own layout",
                v=_HEADS_LAST, out=_HEADS_LAST),
