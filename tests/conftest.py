@@ -23,8 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("markexpr") != "gpu":
         os.environ["TRITON_INTERPRET"] = "1"
-        # The interpreter's products are too small for threads.
+        # The interpreter's tensors are too small for threads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -87,10 +88,29 @@ def verify(
                 (loaded.spec, kernel, modules[kernel], case)
                 for case in cases(loaded.spec, kernel, modules[kernel], where)
             ]
+    with _one_thread() if where.type == "cpu" else nullcontext():
+        return _results(work, where, progress)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The interpreter's tensors are so small that threads of PyTorch cost more than they save."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _results(
+    work: Sequence[tuple[SpecFile, str, ModuleType, Case]], device: torch.device, progress: Progress | None
+) -> tuple[Result, ...]:
+    """Run the cases one after the other."""
     results = []
     for number, (spec, kernel, module, case) in enumerate(work):
-        result = check_case(spec, kernel, module, case, where, number)
-        lost = not result.passed and _is_lost(where)
+        result = check_case(spec, kernel, module, case, device, number)
+        lost = not result.passed and _is_lost(device)
         if lost:
             result = replace(result, message=f"{result.message}; the GPU is lost, the cases after this one did not run")
         results.append(result)
