@@ -25,6 +25,12 @@ class InputError(KgenError):
     exit_code = 2
 
 
+class StaleError(KgenError):
+    """Generated files are not what their specs generate: a finding, as in ``kgen check``."""
+
+    exit_code = 1
+
+
 class SpecError(InputError):
     """One or more spec files are wrong.
 

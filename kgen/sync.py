@@ -46,7 +46,8 @@ class Drift:
 
     ``path`` is the posix path below the output folder, ``before`` the bytes on
     disk and ``after`` the generated text, each None where there is none.
-    ``blocks`` marks what stands in the way of a generated file.
+    ``blocks`` marks what stands in the way of a generated file, ``edited`` a
+    file of kgen's that holds what kgen did not write.
     """
 
     path: str
@@ -55,6 +56,7 @@ class Drift:
     before: bytes | None = None
     after: str | None = None
     blocks: bool = False
+    edited: bool = False
 
     @property
     def fails(self) -> bool:
@@ -165,7 +167,7 @@ def _compare_file(path: str, text: str, out: Path) -> Drift | None:
         return Drift(path, Kind.FOREIGN, detail, before, text, blocks=True)
     edited = _edited(before)
     if edited:
-        return Drift(path, Kind.HAND_EDITED, edited, before, text)
+        return Drift(path, Kind.HAND_EDITED, edited, before, text, edited=True)
     return Drift(path, Kind.CHANGED, _why_changed(before, text), before, text)
 
 
@@ -227,7 +229,8 @@ def _extras(wanted: Collection[str], out: Path, owner: str | None) -> Iterable[D
                 before = Path(out, path).read_bytes()
                 edited = _edited(before)
                 detail = f"no spec asks for it any more (it was generated from {source})"
-                yield Drift(path, Kind.ORPHANED, f"{detail}; {edited}" if edited else detail, before)
+                detail = f"{detail}; {edited}" if edited else detail
+                yield Drift(path, Kind.ORPHANED, detail, before, edited=edited is not None)
             elif owner is not None:
                 yield Drift(
                     path, Kind.FOREIGN, f"generated from {source}, which is not among the specs of {owner}/; left alone"

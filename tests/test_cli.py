@@ -57,6 +57,43 @@ def test_build_tells_what_it_wrote(project: Path) -> None:
     assert not (project / "generated/two").exists()
 
 
+def test_an_edited_orphan_is_not_removed_without_a_word(project: Path) -> None:
+    kgen("build")
+    edited = project / "generated/two/decode.py"
+    edited.write_text(edited.read_text() + "# mine\n")
+    (project / "specs/two.yml").unlink()
+    found = kgen("build")
+    assert found.exit_code == 0
+    assert "generated/two/decode.py was edited by hand and is removed" in found.stderr
+    assert "prefill.py was edited" not in found.stderr
+
+
+def test_a_broken_link_is_not_a_deleted_spec(project: Path) -> None:
+    kgen("build")
+    (project / "specs/two.yml").unlink()
+    (project / "specs/two.yml").symlink_to("../elsewhere.yml")
+    found = kgen("build")
+    assert found.exit_code == 2
+    assert "specs/two.yml: is a broken link" in found.stderr
+    assert (project / "generated/two/decode.py").is_file()
+
+
+def test_a_folder_named_like_a_spec_is_an_error(project: Path) -> None:
+    (project / "specs/three.yaml").mkdir()
+    found = kgen("build")
+    assert found.exit_code == 2
+    assert "specs/three.yaml: is a folder, expected a spec file" in found.stderr
+
+
+def test_the_fix_for_a_file_in_the_way_is_to_move_it(project: Path) -> None:
+    (project / "generated/one").mkdir(parents=True)
+    (project / "generated/one/decode.py").write_text("mine\n")
+    kgen("build", "specs/two.yml")
+    found = kgen("check", "--format", "json")
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["fix"] == "move generated/one/decode.py away, then kgen build specs/"
+
+
 def test_build_of_one_spec_removes_nothing(project: Path) -> None:
     kgen("build")
     (project / "specs/two.yml").unlink()

@@ -150,7 +150,12 @@ def test_out_is_checked(kernel):
     refused(kernel, ValueError, "^attention: out .*shape", out=out[:1])
     strided = torch.empty(*kernel.out_shape, 2, dtype=kernel.dtype)[..., 0]
     refused(kernel, ValueError, "^attention: out .*contiguous", out=strided)
-    refused(kernel, ValueError, "^attention: out .*expanded", out=out[:1].expand(kernel.out_shape))
+    refused(kernel, ValueError, "^attention: out .*overlap", out=out[:1].expand(kernel.out_shape))
+    # The rows of two heads share all but their first element.
+    strides = list(out.stride())
+    strides[-2] = 1
+    overlapping = torch.empty(out.numel(), dtype=kernel.dtype).as_strided(out.shape, strides)
+    refused(kernel, ValueError, "^attention: out .*overlap", out=overlapping)
     refused(kernel, ValueError, "^attention: out .*meta", out=out.to("meta"))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kgen.errors import InputError, MissingDependencyError
+from kgen.errors import InputError, MissingDependencyError, StaleError
 from kgen.verify import values
 from kgen.verify.cases import HOSTILE, Tiles, device_cases, interpreter_cases
 from kgen.verify.modules import load_package, tiles
@@ -63,12 +63,12 @@ def test_verify_runs_every_case_of_every_kernel(tmp_path):
 
 def test_missing_and_stale_files_are_refused(tmp_path):
     loaded = load_spec()
-    with pytest.raises(InputError, match=r"prefill.py is missing(.|\n)*run: kgen build specs/example.yaml"):
+    with pytest.raises(StaleError, match=r"prefill.py is missing(.|\n)*run: kgen build specs/example.yaml"):
         verify([loaded], tmp_path)
     write(loaded, tmp_path)
     path = tmp_path / "example" / "decode.py"
     path.write_text(path.read_text().replace("0.0", "0.1", 1))
-    with pytest.raises(InputError, match=r"^.*decode.py is not what its spec generates\nrun: kgen build"):
+    with pytest.raises(StaleError, match=r"^.*decode.py is not what its spec generates\nrun: kgen build"):
         verify([loaded], tmp_path)
 
 

@@ -54,10 +54,12 @@ def build(specs: Specs = None, out: Out = None) -> int:
     workspace, wanted = _project(specs, out)
     applied = sync.apply(wanted, workspace.out, workspace.owner)
     for drift in applied.written:
-        if drift.kind is sync.Kind.HAND_EDITED:
+        if drift.edited:
             output.warning(f"{workspace.shown(drift.path)} was edited by hand and is generated again: {drift.detail}")
         output.line(f"wrote {workspace.shown(drift.path)}")
     for drift in applied.pruned:
+        if drift.edited:
+            output.warning(f"{workspace.shown(drift.path)} was edited by hand and is removed: {drift.detail}")
         output.line(f"removed {workspace.shown(drift.path)}")
     for drift in applied.foreign:
         output.note(f"foreign: {workspace.shown(drift.path)}: {drift.detail}")
@@ -74,7 +76,7 @@ def check(specs: Specs = None, out: Out = None, format: ReviewFormatOption = Rev
     """
     workspace, wanted, drifts = _compared(specs, out)
     failing = [drift for drift in drifts if drift.fails]
-    fix = f"kgen build {workspace.arguments_text}"
+    fix = _fix(failing, workspace)
     if format is ReviewFormat.JSON:
         output.data({"clean": not failing, "fix": fix if failing else None, "drifts": _as_json(drifts, workspace)})
     elif format is ReviewFormat.GITHUB:
@@ -102,7 +104,7 @@ def diff(specs: Specs = None, out: Out = None, format: ReviewFormatOption = Revi
     if format is ReviewFormat.JSON:
         output.data(_as_json(failing, workspace))
     elif format is ReviewFormat.GITHUB:
-        _annotate(failing, workspace, f"kgen build {workspace.arguments_text}")
+        _annotate(failing, workspace, _fix(failing, workspace))
     else:
         for drift in failing:
             patch = _diff(drift, workspace)
@@ -171,6 +173,13 @@ def _as_json(drifts: Sequence[Drift], workspace: Workspace) -> list[dict[str, ob
         }
         for drift in drifts
     ]
+
+
+def _fix(failing: Sequence[Drift], workspace: Workspace) -> str:
+    """What to do about the drifts: build, once nothing is in the way."""
+    blocking = [workspace.shown(drift.path) for drift in failing if drift.blocks]
+    move = f"move {', '.join(blocking)} away, then " if blocking else ""
+    return f"{move}kgen build {workspace.arguments_text}"
 
 
 def _annotate(drifts: Sequence[Drift], workspace: Workspace, fix: str) -> None:

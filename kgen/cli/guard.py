@@ -60,8 +60,11 @@ def _run(body: Callable[[], int], format: str) -> int:
 
 def _unexpected(error: Exception) -> int:
     """The exit code of what no part of kgen raises on purpose."""
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in _ENVIRONMENT:
-        output.error(f"this needs {error.name}, which is not installed; `kgen doctor` tells what is")
+    if isinstance(error, ImportError) and (error.name or "").split(".")[0] in _ENVIRONMENT:
+        if isinstance(error, ModuleNotFoundError):
+            output.error(f"this needs {error.name}, which is not installed; `kgen doctor` tells what is")
+        else:
+            output.error(f"{error.name} is installed but cannot be imported: {error}")
         return 4
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error, file=sys.stderr)

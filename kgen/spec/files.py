@@ -50,7 +50,8 @@ def read(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file or folder") from None
+        what = "is a broken link" if path.is_symlink() else "no such file or folder"
+        raise InputError(f"{path}: {what}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
 
@@ -59,7 +60,8 @@ def _files(path: Path) -> list[Path]:
     try:
         if not path.is_dir():
             return [path]
-        entries = [e for e in path.iterdir() if e.suffix in SUFFIXES and not e.name.startswith(".") and e.is_file()]
+        # What is named like a spec is one, or an error: a broken link must not count as a spec that was deleted.
+        entries = [entry for entry in path.iterdir() if entry.suffix in SUFFIXES and not entry.name.startswith(".")]
     except (OSError, ValueError) as error:
         raise InputError(f"{printable(str(path))}: cannot be read: {_reason(error)}") from None
     if not entries:

@@ -8,7 +8,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING
 
-from kgen.errors import InputError
+from kgen.errors import InputError, StaleError
 from kgen.project import project
 from kgen.verify.cases import Tiles
 
@@ -25,7 +25,7 @@ _serial = itertools.count()
 def check_fresh(specs: Sequence[LoadedSpec], root: Path) -> None:
     """Make sure that the files under ``root`` are what the specs generate.
 
-    Raises ``InputError`` that lists the files that are missing or differ.
+    Raises ``StaleError`` that lists the files that are missing or differ.
     """
     stale = []
     for name, text in project(specs).items():
@@ -38,7 +38,7 @@ def check_fresh(specs: Sequence[LoadedSpec], root: Path) -> None:
         if not fresh:
             stale.append(f"{path} is not what its spec generates")
     if stale:
-        raise InputError("\n".join([*stale, f"run: kgen build {' '.join(spec.display for spec in specs)}"]))
+        raise StaleError("\n".join([*stale, f"run: kgen build {' '.join(spec.display for spec in specs)}"]))
 
 
 def load_package(folder: Path) -> dict[str, ModuleType]:
