@@ -1,0 +1,63 @@
+"""Layers that are not shipped, on a GPU: head dims of one and two blocks, wide groups, float32.
+
+What a compiler gets wrong shows nowhere else: the interpreter runs no machine code.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kgen.verify.modules import load_package
+from kgen.verify.run import cases, check_case
+from tests.verify_support import MASKS, load_spec, write
+
+pytestmark = pytest.mark.gpu
+
+WINDOW = {"kind": "sliding_window", "size": 100}
+LAYERS = [
+    {"heads": 4, "kv_heads": 2, "head_dim": 40},
+    {"heads": 2, "kv_heads": 1, "head_dim": 80, "mask": MASKS["full"]},
+    {"heads": 6, "kv_heads": 2, "head_dim": 112},
+    {"heads": 4, "kv_heads": 1, "head_dim": 120, "mask": WINDOW},
+    {"heads": 4, "kv_heads": 2, "head_dim": 160},
+    {"heads": 4, "kv_heads": 4, "head_dim": 192, "head_dim_v": 128},
+    {"heads": 2, "kv_heads": 1, "head_dim": 64, "head_dim_v": 512},
+    {"heads": 8, "kv_heads": 2, "head_dim": 256},
+    {"heads": 4, "kv_heads": 1, "head_dim": 512},
+    {"heads": 24, "kv_heads": 1, "head_dim": 128},
+    {"heads": 48, "kv_heads": 1, "head_dim": 96, "mask": WINDOW},
+    {"heads": 128, "kv_heads": 1, "head_dim": 128},
+    {"heads": 142, "kv_heads": 1, "head_dim": 72, "dtype": "float16"},
+    {"heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": "float32"},
+    {"heads": 9, "kv_heads": 3, "head_dim": 8, "head_dim_v": 24, "dtype": "float16"},
+]
+
+
+def name(layer):
+    dims = f"{layer['head_dim']}" + (f"-{layer['head_dim_v']}" if "head_dim_v" in layer else "")
+    return f"{layer['heads']}-{layer['kv_heads']}-d{dims}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu() -> torch.device:
+    """The GPU; without one these tests fail, they do not pass by not running."""
+    if not torch.cuda.is_available():
+        pytest.fail("pytest -m gpu needs a GPU, and PyTorch sees none here", pytrace=False)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.mark.parametrize("kernel", ["prefill", "decode"])
+@pytest.mark.parametrize("layer", LAYERS, ids=name)
+def test_layer_passes_every_case(layer, kernel, tmp_path, gpu):
+    loaded = load_spec(**{"dtype": "bfloat16", **layer})
+    write(loaded, tmp_path)
+    module = load_package(tmp_path / loaded.spec.name)[kernel]
+    failed = []
+    for number, case in enumerate(cases(loaded.spec, kernel, module, gpu)):
+        result = check_case(loaded.spec, kernel, module, case, gpu, number)
+        if not result.passed:
+            failed.append(f"{case.name} ({case.shape}): {result.message}")
+        if case.layout.startswith("sparse"):
+            torch.cuda.empty_cache()  # gigabytes, of sizes that no later case asks for
+    assert not failed, "\n".join(failed)
