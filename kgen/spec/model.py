@@ -72,12 +72,28 @@ class LatentAttention(SpecModel):
     qk_nope_head_dim: HeadDim = Field(description="Content width of an expanded query and key.")
     qk_rope_head_dim: HeadDim = Field(description="Rotary width of a query and of the shared key.")
     v_head_dim: HeadDim = Field(description="Width of an expanded value.")
-    sm_scale: float | None = Field(
-        default=None, gt=0.0, le=1e6, description="Factor of the scores in both forms; default (nope + rope) ** -0.5."
+    sm_scale: float = Field(
+        default=0.0,
+        gt=0.0,
+        le=1e6,
+        validate_default=False,
+        description="Factor of the scores in both forms; default (qk_nope_head_dim + qk_rope_head_dim) ** -0.5.",
     )
     mask: Mask
     sinks: bool = Field(default=False, description="A learned logit a head joins the softmax.")
     logits_soft_cap: float | None = Field(default=None, gt=0.0, description="cap * tanh(score / cap); default none.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        """The default scale belongs to the width of an expanded key, whichever form a kernel has."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        widths = [data.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+        if all(isinstance(n, int) and not isinstance(n, bool) and n in HEAD_DIMS for n in widths):
+            data.setdefault("sm_scale", float(sum(widths)) ** -0.5)
+        return data
 
 
 Attention = Annotated[GroupedAttention | LatentAttention, Field(discriminator="kind")]

@@ -25,8 +25,9 @@ def json_schema() -> dict[str, Any]:
     made = _clean(SpecFile.model_json_schema())
     definitions: dict[str, Any] = made["$defs"]
     # These follow from other fields; the models' defaults only stand in for them.
-    for field in ("head_dim_v", "sm_scale"):
-        del definitions["GroupedAttention"]["properties"][field]["default"]
+    for layer, fields in (("GroupedAttention", ("head_dim_v", "sm_scale")), ("LatentAttention", ("sm_scale",))):
+        for field in fields:
+            del definitions[layer]["properties"][field]["default"]
     kernels = made["properties"]["kernels"]
     made["properties"]["kernels"] = {"description": kernels["description"], **_kernels(definitions)}
     head = {
