@@ -1,0 +1,1 @@
+"""Use of attention from Python, beside the generated modules."""
