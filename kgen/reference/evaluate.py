@@ -23,6 +23,8 @@ _CHUNK = 1 << 24
 
 _Visible = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 _F = TypeVar("_F", bound=_Visible)
+# Queries [B, Hq, M, D] and keys [B, Hkv, N, D] whose products add up to the scores.
+_Blocks = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 _MASKS: dict[type, _Visible] = {}
 
 
@@ -84,21 +86,27 @@ def evaluate(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    q_pe: torch.Tensor | None = None,
+    k_pe: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``spec`` in float64, on the device of ``q``.
 
     ``q[B, Hq, M, Dqk]``, ``k[B, Hkv, N, Dqk]``, ``v[B, Hkv, N, Dv]`` of any
-    floating dtype. With ``seq_lens[B]`` request ``b`` has ``seq_lens[b]`` keys;
-    rows beyond are never looked at. The queries are the last M tokens of their
+    floating dtype; where the layer has ``head_dim_pe``, ``q_pe[B, Hq, M, Dpe]`` and
+    ``k_pe[B, Hkv, N, Dpe]``, whose products are added to the scores before the
+    scale. With ``seq_lens[B]`` request ``b`` has ``seq_lens[b]`` keys; rows beyond
+    are never looked at. The queries are the last M tokens of their
     request (bottom-right alignment): row ``i`` sits at position ``i + N_b - M``.
 
     Returns ``out[B, Hq, M, Dv]`` and ``lse[B, Hq, M]`` (natural logarithm). A
     row without keys has ``out`` 0 and ``lse`` -inf.
 
-    Raises ``InputError`` for a feature the reference does not know.
+    Raises ``InputError`` for a feature the reference does not know, and where the
+    tensors are not those of the layer.
     """
-    return _attend(spec, q, k, v, seq_lens, torch.Tensor.double, torch.Tensor.double)
+    blocks = _blocks(spec, q, k, v, q_pe, k_pe)
+    return _attend(spec, blocks, v, seq_lens, torch.Tensor.double, torch.Tensor.double)
 
 
 def eager(
@@ -107,6 +115,8 @@ def eager(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    q_pe: torch.Tensor | None = None,
+    k_pe: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What plain PyTorch computes in the dtype of ``q``, with the precisions of the laws.
@@ -123,14 +133,42 @@ def eager(
             x = (((x.contiguous().view(torch.int32) + 0x1000) >> 13) << 13).view(torch.float32)
         return x
 
-    out, lse = _attend(spec, q, k, v, seq_lens, operand, torch.Tensor.float)
+    out, lse = _attend(spec, _blocks(spec, q, k, v, q_pe, k_pe), v, seq_lens, operand, torch.Tensor.float)
     return out.to(q.dtype), lse
+
+
+def _blocks(
+    spec: SpecFile,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_pe: torch.Tensor | None,
+    k_pe: torch.Tensor | None,
+) -> _Blocks:
+    """The pairs of queries and keys that are scored; all tensors have the shapes that the layer gives them."""
+    layer = spec.attention
+    if not isinstance(layer, GroupedAttention):
+        raise InputError(f"the reference does not know the attention of {spec.name!r}; it knows grouped layers")
+    if [q_pe is not None, k_pe is not None] != [layer.head_dim_pe is not None] * 2:
+        takes = "neither q_pe nor k_pe" if layer.head_dim_pe is None else "q_pe and k_pe"
+        raise InputError(f"head_dim_pe of {spec.name!r} is {layer.head_dim_pe}, so the reference takes {takes}")
+    batch, rows, length = q.shape[:1], q.shape[2:3], k.shape[2:3]
+    queries, keys = (*batch, layer.num_qo_heads, *rows), (*batch, layer.num_kv_heads, *length)
+    for name, tensor, expected_shape in (
+        ("q", q, (*queries, layer.head_dim_qk)),
+        ("k", k, (*keys, layer.head_dim_qk)),
+        ("v", v, (*keys, layer.head_dim_v)),
+        ("q_pe", q_pe, (*queries, layer.head_dim_pe)),
+        ("k_pe", k_pe, (*keys, layer.head_dim_pe)),
+    ):
+        if tensor is not None and tensor.shape != expected_shape:
+            raise InputError(f"{name} is {list(tensor.shape)}; {spec.name!r} expects {list(expected_shape)}")
+    return ((q, k),) if q_pe is None or k_pe is None else ((q, k), (q_pe, k_pe))
 
 
 def _attend(
     spec: SpecFile,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    blocks: _Blocks,
     v: torch.Tensor,
     seq_lens: torch.Tensor | None,
     operand: Callable[[torch.Tensor], torch.Tensor],
@@ -138,12 +176,10 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention with ``operand`` applied to what is multiplied, and ``state`` to the results."""
     attention = spec.attention
-    if not isinstance(attention, GroupedAttention) or attention.head_dim_pe is not None:
-        raise InputError(
-            f"the reference does not know the attention of {spec.name!r}; it knows grouped layers of one part"
-        )
+    assert isinstance(attention, GroupedAttention)  # _blocks refuses the others
     if attention.sinks or attention.alibi:
         raise InputError(f"the reference does not know the extra inputs (sinks, alibi) of {spec.name!r}")
+    q, k = blocks[0]
     batch, heads, rows, _ = q.shape
     groups = (attention.num_kv_heads, attention.group_size)
     out = state(torch.zeros(batch, heads, rows, v.shape[-1], device=q.device))
@@ -153,7 +189,7 @@ def _attend(
         if length == 0:
             continue
         step = max(1, _CHUNK // (heads * length))
-        keys = operand(k[b, :, :length])
+        keys = [operand(k[b, :, :length]) for _, k in blocks]
         values = operand(v[b, :, :length])
         kv_pos = torch.arange(length, device=q.device)
         for start in range(0, rows, step):
@@ -161,8 +197,9 @@ def _attend(
             q_pos = torch.arange(start, stop, device=q.device) + (length - rows)
             seen = visible(attention.mask, q_pos[:, None], kv_pos[None, :])
             # Query head h reads KV head h // group_size: [Hq, m, D] -> [Hkv, group, m, D].
-            queries = operand(q[b, :, start:stop]).reshape(*groups, stop - start, q.shape[-1])
-            scores = state(torch.einsum("hgmd,hnd->hgmn", queries, keys)) * attention.sm_scale
+            queries = [operand(q[b, :, start:stop]).reshape(*groups, stop - start, -1) for q, _ in blocks]
+            products = [state(torch.einsum("hgmd,hnd->hgmn", *block)) for block in zip(queries, keys, strict=True)]
+            scores = sum(products[1:], products[0]) * attention.sm_scale
             if attention.logits_soft_cap is not None:
                 scores = attention.logits_soft_cap * torch.tanh(scores / attention.logits_soft_cap)
             scores = torch.where(seen, scores, -torch.inf)
