@@ -10,7 +10,7 @@ is ever made from a cached token.
 Rotary projections depend on positions and stay outside: they are neither weights
 here nor part of any result.
 
-Letters in shapes: H query heads (of this rank), D the model's width, X the width
+Letters in shapes: H query heads (of this process), D the model's width, X the width
 of a query's input, R ``kv_lora_rank``, N tokens, nope ``qk_nope_head_dim``, v
 ``v_head_dim``.
 """
@@ -83,7 +83,7 @@ class LatentWeights:
         are left out. ``kv_b_proj[H * (nope + v), R]``: a head's rows of the content
         key are first. ``o_proj[D, H * v]``.
 
-        H is ``num_qo_heads`` of the layer: where a rank holds some of the heads, a
+        H is ``num_qo_heads`` of the layer: where a process holds some of the heads, a
         layer of so many.
 
         Raises ``InputError`` where a matrix has another shape, and as the class does.
