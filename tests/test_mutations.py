@@ -18,6 +18,7 @@ FULL = {"heads": 4, "kv_heads": 2, "mask": MASKS["full"]}
 WINDOW = {"heads": 4, "kv_heads": 2, "mask": {"kind": "sliding_window", "size": 40}}
 TWO_SIDED = {"heads": 4, "kv_heads": 2, "mask": {"kind": "window", "left": 3, "right": 2}}
 ODD_GROUP = {"heads": 6, "kv_heads": 2, "mask": MASKS["causal"]}
+TOKENS_FIRST = {**CAUSAL, "kernels": {"prefill": {"layout": "bshd"}}}
 PADDED = {"heads": 2, "kv_heads": 1, "head_dim": 24, "mask": MASKS["causal"]}
 
 
@@ -82,6 +83,11 @@ MUTATIONS = (
     Mutation("head map of another library", "prefill", CAUSAL, "kv_head = head // 2", "kv_head = head % 2"),
     Mutation("padding columns of q and k not masked", "prefill", PADDED, " & d_ok[None, :], other=0.0", ", other=0.0"),
     Mutation("padding columns stored", "prefill", PADDED, "mask=m_ok[:, None] & d_ok[None, :])", "mask=m_ok[:, None])"),
+    # Layouts.
+    Mutation("bshd: axes of k in the other order", "prefill", TOKENS_FIRST, "*k.stride()[:3]",
+             "k.stride(0), k.stride(2), k.stride(1)"),
+    Mutation("bshd: rows of out and of lse", "prefill", TOKENS_FIRST, "*out.stride()[:3])",
+             "out.stride(0), out.stride(2), out.stride(1))"),
     # Decode.
     Mutation("decode: last split ignored", "decode", CAUSAL, "first_slot, first_slot, num_splits, row",
              "first_slot, first_slot, num_splits - 1, row"),

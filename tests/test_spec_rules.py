@@ -72,7 +72,6 @@ def test_a_gradient_of_a_paged_prefill() -> None:
         ("128", "128\n  sinks: true", ["7:10: [KG306]: not generated yet: attention sinks"]),
         ("128", "128\n  logits_soft_cap: 50.0", ["7:20: [KG307]: not generated yet: soft cap of the logits"]),
         ("128", "128\n  alibi: true", ["7:10: [KG308]: not generated yet: ALiBi"]),
-        ("bhsd", "bshd", ["10:21: [KG309]: not generated yet: prefill with tokens before heads"]),
         ("bhsd", "ragged", ["10:21: [KG310]: not generated yet: prefill of ragged batches"]),
         ("layout: bhsd", "padded: true", ["10:21: [KG311]: not generated yet: prefill of padded batches"]),
         ("num_splits: auto", "kv: {kind: paged, page_size: 16}", ["11:12: [KG313]: not generated yet: decode from a paged cache"]),

@@ -46,7 +46,7 @@ def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Ite
     """
     kind = spec["kernels"][kernel]["kind"]
     if kind == "prefill":
-        yield from _prefill(spec, sizes)
+        yield from _prefill(spec, spec["kernels"][kernel], sizes)
     elif kind == "decode":
         yield from _decode(spec, sizes)
     else:
@@ -72,13 +72,22 @@ def _keys_and_values(spec: dict[str, Any], sizes: Sizes, *, padding: int = 0) ->
     )
 
 
-def _prefill(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
+def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
     layer = spec["attention"]
-    q = _tensor(spec, sizes.batch, layer["num_qo_heads"], sizes.query_tokens, layer["head_dim_qk"])
-    k, v = _keys_and_values(spec, sizes)
+
+    def tensor(heads: int, tokens: int, dim: int, padding: int = 0) -> Any:
+        shape = {"bhsd": (sizes.batch, heads, tokens), "bshd": (sizes.batch, tokens, heads)}[kernel["layout"]]
+        return _tensor(spec, *shape, dim, padding=padding)
+
+    q = tensor(layer["num_qo_heads"], sizes.query_tokens, layer["head_dim_qk"])
+    k, v, unaligned_k, unaligned_v = (
+        tensor(layer["num_kv_heads"], sizes.key_tokens, layer[dim], padding)
+        for padding in (0, 1)
+        for dim in ("head_dim_qk", "head_dim_v")
+    )
     yield Call("prefill", (q, k, v), {})
     yield Call("prefill with lse", (q, k, v), {"return_lse": True})
-    yield Call("prefill of unaligned rows", (q, *_keys_and_values(spec, sizes, padding=1)), {})
+    yield Call("prefill of unaligned rows", (q, unaligned_k, unaligned_v), {})
 
 
 def _decode(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:

@@ -134,6 +134,12 @@ GENERATED = (
         _kernel(PrefillKernel, "layout", _one_of("bhsd")),
     ),
     Feature(
+        "KG309",
+        "prefill with tokens before heads",
+        "`prefill: {layout: bshd}`",
+        _kernel(PrefillKernel, "layout", _one_of("bshd")),
+    ),
+    Feature(
         "KG349",
         "split-KV decode with a contiguous cache",
         "`decode: {kv: {kind: contiguous}, num_splits: auto}`, or a number",
@@ -152,18 +158,11 @@ NOT_YET = (
     Feature("KG307", "soft cap of the logits", "`logits_soft_cap`", _layer_has("logits_soft_cap")),
     Feature("KG308", "ALiBi", "`alibi: true`", _layer_has("alibi")),
     Feature(
-        "KG309",
-        "prefill with tokens before heads",
-        "`prefill: {layout: bshd}`",
-        _kernel(PrefillKernel, "layout", _one_of("bshd")),
-        "layout: bhsd is generated, and takes any strides: pass a transposed view",
-    ),
-    Feature(
         "KG310",
         "prefill of ragged batches",
         "`prefill: {layout: ragged}`",
         _kernel(PrefillKernel, "layout", _one_of("ragged")),
-        "layout: bhsd is generated",
+        "layout: bhsd and bshd are generated",
     ),
     Feature("KG311", "prefill of padded batches", "`prefill: {padded: true}`", _kernel(PrefillKernel, "padded")),
     Feature(

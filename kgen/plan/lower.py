@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Problem
 from kgen.errors import SpecError
 from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
-from kgen.plan.model import Block, DecodePlan, KernelPlan, Tile, Window
+from kgen.plan.model import Block, DecodePlan, KernelPlan, PrefillPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.plan.tiles import candidates, unaligned
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
@@ -132,6 +132,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         stride_unit=16 // dtype_bytes,
         section_bytes=SECTION_BYTES,
         kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
+        prefill=PrefillPlan(layout=kernel.layout) if isinstance(kernel, PrefillKernel) else None,
         decode=_decode_plan(kernel, head_tiles, layer.head_dim_v) if isinstance(kernel, DecodeKernel) else None,
         launch=tuple(launch),
         unaligned=unaligned(

@@ -47,6 +47,13 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class PrefillPlan:
+    """How the tensors of a prefill kernel hold a batch."""
+
+    layout: str  # order of the axes: "bhsd" | "bshd"
+
+
+@dataclass(frozen=True)
 class DecodePlan:
     """How a decode kernel cuts its work and merges the parts."""
 
@@ -82,6 +89,7 @@ class KernelPlan:
     stride_unit: int  # elements in 16 bytes: rows at multiples of it load at full width
     section_bytes: int  # prefill: keys and values that heads in flight should share in L2
     kv_bytes_per_token: int  # of one KV head: a key and a value
+    prefill: PrefillPlan | None  # what only prefill decides
     decode: DecodePlan | None  # what only decode decides
     launch: tuple[tuple[str, Tile], ...]  # by target, in the order of spec.targets
     unaligned: Tile  # on every target, for tensors whose rows do not start on 16 bytes

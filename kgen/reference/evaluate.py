@@ -89,6 +89,7 @@ def evaluate(
     q_pe: torch.Tensor | None = None,
     k_pe: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
+    qo_lens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``spec`` in float64, on the device of ``q``.
 
@@ -98,6 +99,8 @@ def evaluate(
     scale. With ``seq_lens[B]`` request ``b`` has ``seq_lens[b]`` keys; rows beyond
     are never looked at. The queries are the last M tokens of their
     request (bottom-right alignment): row ``i`` sits at position ``i + N_b - M``.
+    With ``qo_lens[B]`` only the first ``M_b = qo_lens[b]`` rows are queries, row
+    ``i`` at ``i + N_b - M_b``; rows beyond have ``out`` 0 and ``lse`` -inf.
 
     Returns ``out[B, Hq, M, Dv]`` and ``lse[B, Hq, M]`` (natural logarithm). A
     row without keys has ``out`` 0 and ``lse`` -inf.
@@ -106,7 +109,7 @@ def evaluate(
     tensors are not those of the layer.
     """
     blocks = _blocks(spec, q, k, v, q_pe, k_pe)
-    return _attend(spec, blocks, v, seq_lens, torch.Tensor.double, torch.Tensor.double)
+    return _attend(spec, blocks, v, (seq_lens, qo_lens), torch.Tensor.double, torch.Tensor.double)
 
 
 def eager(
@@ -118,6 +121,7 @@ def eager(
     q_pe: torch.Tensor | None = None,
     k_pe: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
+    qo_lens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What plain PyTorch computes in the dtype of ``q``, with the precisions of the laws.
 
@@ -133,7 +137,8 @@ def eager(
             x = (((x.contiguous().view(torch.int32) + 0x1000) >> 13) << 13).view(torch.float32)
         return x
 
-    out, lse = _attend(spec, _blocks(spec, q, k, v, q_pe, k_pe), v, seq_lens, operand, torch.Tensor.float)
+    blocks = _blocks(spec, q, k, v, q_pe, k_pe)
+    out, lse = _attend(spec, blocks, v, (seq_lens, qo_lens), operand, torch.Tensor.float)
     return out.to(q.dtype), lse
 
 
@@ -170,22 +175,29 @@ def _attend(
     spec: SpecFile,
     blocks: _Blocks,
     v: torch.Tensor,
-    seq_lens: torch.Tensor | None,
+    lengths: tuple[torch.Tensor | None, torch.Tensor | None],
     operand: Callable[[torch.Tensor], torch.Tensor],
     state: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with ``operand`` applied to what is multiplied, and ``state`` to the results."""
+    """Attention with ``operand`` applied to what is multiplied, and ``state`` to the results.
+
+    ``lengths`` are the keys and the queries of each request; ``None`` is all rows.
+    """
     attention = spec.attention
     assert isinstance(attention, GroupedAttention)  # _blocks refuses the others
     if attention.sinks or attention.alibi:
         raise InputError(f"the reference does not know the extra inputs (sinks, alibi) of {spec.name!r}")
     q, k = blocks[0]
-    batch, heads, rows, _ = q.shape
+    batch, heads, most_rows, _ = q.shape
     groups = (attention.num_kv_heads, attention.group_size)
-    out = state(torch.zeros(batch, heads, rows, v.shape[-1], device=q.device))
-    lse = state(torch.full((batch, heads, rows), -torch.inf, device=q.device))
-    lengths = [k.shape[2]] * batch if seq_lens is None else [int(n) for n in seq_lens.tolist()]
-    for b, length in enumerate(lengths):
+    out = state(torch.zeros(batch, heads, most_rows, v.shape[-1], device=q.device))
+    lse = state(torch.full((batch, heads, most_rows), -torch.inf, device=q.device))
+    sizes = (k.shape[2], most_rows)
+    key_counts, query_counts = (
+        [size] * batch if given is None else [int(n) for n in given.tolist()]
+        for given, size in zip(lengths, sizes, strict=True)
+    )
+    for b, (length, rows) in enumerate(zip(key_counts, query_counts, strict=True)):
         if length == 0:
             continue
         step = max(1, _CHUNK // (heads * length))

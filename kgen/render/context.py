@@ -176,11 +176,12 @@ def _common(plan: KernelPlan) -> dict[str, object]:
 
 def _strides(plan: KernelPlan, q: str, kv: str, out: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """Stride arguments by the axes of q, k and v, out; the single KV head of MQA has no stride."""
+    kv_slice = f"[:{len(kv)}]"
     if plan.num_kv_heads == 1:
+        kv_slice = {"bhn": "[::2]", "bnh": "[:2]"}[kv]
         kv = kv.replace("h", "")
     inputs = tuple(f"stride_{tensor}{axis}" for tensor, axes in (("q", q), ("k", kv), ("v", kv)) for axis in axes)
     names = inputs + tuple(f"stride_o{axis}" for axis in out)
-    kv_slice = "[::2]" if plan.num_kv_heads == 1 else "[:3]"
     values = f"*q.stride()[:{len(q)}], *k.stride(){kv_slice}, *v.stride(){kv_slice}, *out.stride()[:{len(out)}]"
     return {"strides": names, "stride_values": values}, inputs
 
@@ -191,14 +192,42 @@ def _argument_list(names: tuple[str, ...]) -> str:
     return textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)
 
 
+# Axes of queries and of keys in each layout, the last one left out.
+_PREFILL_AXES = {"bhsd": ("bhm", "bhn"), "bshd": ("bmh", "bnh")}
+
+
+def _shapes(plan: KernelPlan, queries: str, keys: str) -> dict[str, object]:
+    """Shapes as docstrings and checks write them, from the axes; the last dimension comes behind."""
+    names = {"b": "B", "m": "M", "n": "N"}
+
+    def shape(axes: str, heads: int, dim: int, unknown: str = "") -> str:
+        sizes = [str(heads) if a == "h" else f'"{names[a]}"' if a in unknown else names[a] for a in axes]
+        return ", ".join((*sizes, str(dim)))
+
+    return {
+        "q_shape": shape(queries, plan.num_qo_heads, plan.head_dim_qk),
+        "k_shape": shape(keys, plan.num_kv_heads, plan.head_dim_qk),
+        "v_shape": shape(keys, plan.num_kv_heads, plan.head_dim_v),
+        "out_shape": shape(queries, plan.num_qo_heads, plan.head_dim_v),
+        "q_shape_wanted": shape(queries, plan.num_qo_heads, plan.head_dim_qk, "bm"),
+        "k_shape_wanted": shape(keys, plan.num_kv_heads, plan.head_dim_qk, "n"),
+        "q_sizes": ", ".join("_" if axis == "h" else names[axis] for axis in queries) + ", _",
+        "key_axis": keys.index("n"),
+    }
+
+
 def prefill_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``kernels/prefill.py.j2``."""
-    strides, _ = _strides(plan, "bhm", "bhn", "bhm")
+    prefill = plan.prefill
+    assert prefill is not None
+    queries, keys = _PREFILL_AXES[prefill.layout]
+    strides, _ = _strides(plan, queries, keys, queries)
     names = strides["strides"]
     assert isinstance(names, tuple)
     return (
         _common(plan)
         | strides
+        | _shapes(plan, queries, keys)
         | {
             "problem": f"Attention of M query tokens against N keys: {_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
             "runtime_arguments": _argument_list((*names, "B", "M", "N", "heads_per_section")),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kgen.verify import interpreter
-from kgen.verify.poison import LAYOUTS, Arena, PoisonedEmpty
+from kgen.verify import interpreter, layouts
+from kgen.verify.poison import LAYOUTS, Arena, PoisonedEmpty, same_bits
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,45 +46,101 @@ def run(
 
     CPU tensors run in Triton's interpreter, ``sample`` of each grid at most.
     """
-    q, k, v = inputs
-    decode = case.seq_lens is not None
-    on_cpu = q.device.type == "cpu"
-    layout = LAYOUTS[case.layout]
+    on_cpu = inputs[0].device.type == "cpu"
     arena = Arena(poison, interpreter.Audit() if on_cpu else None)
-    arguments: dict[str, Any] = {"return_lse": True}
-    lengths = None
-    if case.seq_lens is not None:
-        lengths = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
-        arguments["seq_lens"] = arena.input("seq_lens", lengths, "b")
-        arguments |= {"num_splits": case.num_splits} if case.num_splits is not None else {}
-        arguments |= {"max_seq_len": case.max_seq_len} if case.max_seq_len is not None else {}
-    # Decode has one query token and no axis for it.
-    axes, queries = ("bhd", q[:, :, 0]) if decode else ("bhnd", q)
-    tensors = (
-        arena.input("q", queries, axes, layout.q),
-        arena.input("k", k, "bhnd", layout.k, lengths),
-        arena.input("v", v, "bhnd", layout.v, lengths),
-    )
-    if layout.out is not None:
-        shape = (*queries.shape[:-1], v.shape[-1])
-        arguments["out"] = arena.output("out", shape, axes, layout.out, q.dtype, q.device)
+    tensors, arguments = (_decode_arguments if case.is_decode else _prefill_arguments)(case, inputs, arena)
     module.__dict__["_INTERPRET_TARGET"] = case.target
     try:
         with interpreter.interpreting(arena.audit, sample=sample) if on_cpu else nullcontext(), PoisonedEmpty(arena):
             out, lse = module.attention(*tensors, **arguments)
         if not on_cpu:
-            torch.cuda.synchronize(q.device)
+            torch.cuda.synchronize(inputs[0].device)
     except Exception as error:  # whatever a kernel raises is a finding about that kernel
         return Outcome(None, None, None, (f"raised {type(error).__name__}: {error}",))
     problems = arena.problems()
-    if layout.out is not None and out.data_ptr() != arguments["out"].data_ptr():
+    if "out" in arguments and out.data_ptr() != arguments["out"].data_ptr():
         problems.append("attention did not return the out it was given")
+    if not case.is_decode:
+        return _prefill_outcome(case, arena, out, lse, problems, partial=sample is not None)
     rows = None
     if arena.audit is not None:
         rows, complaints = _written_rows(arena.audit, out, lse, partial=sample is not None)
         problems += complaints
-    out, lse, rows = (x.unsqueeze(2) if decode and x is not None else x for x in (out.clone(), lse.clone(), rows))
-    return Outcome(out, lse, rows, tuple(problems))
+    return Outcome(
+        out.clone().unsqueeze(2), lse.clone().unsqueeze(2), None if rows is None else rows.unsqueeze(2), tuple(problems)
+    )
+
+
+def _decode_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """q, k, v and the keywords of a decode call: one query token, and no axis for it."""
+    q, k, v = inputs
+    layout = LAYOUTS[case.layout]
+    queries = q[:, :, 0]
+    lengths = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
+    arguments: dict[str, Any] = {"return_lse": True, "seq_lens": arena.input("seq_lens", lengths, "b")}
+    arguments |= {"num_splits": case.num_splits} if case.num_splits is not None else {}
+    arguments |= {"max_seq_len": case.max_seq_len} if case.max_seq_len is not None else {}
+    tensors = (
+        arena.input("q", queries, "bhd", layout.q),
+        arena.input("k", k, "bhnd", layout.k, lengths),
+        arena.input("v", v, "bhnd", layout.v, lengths),
+    )
+    if layout.out is not None:
+        shape = (*queries.shape[:-1], v.shape[-1])
+        arguments["out"] = arena.output("out", shape, "bhd", layout.out, q.dtype, q.device)
+    return tensors, arguments
+
+
+def _prefill_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """q, k, v in the kernel's order of axes, and the keywords of a prefill call."""
+    layout = LAYOUTS[case.layout]
+    tensors = []
+    lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
+    for name, x, placement, rows in zip("qkv", inputs, (layout.q, layout.k, layout.v), lengths, strict=True):
+        stored, ends = layouts.stacked(case, x, rows)
+        view = arena.input(name, stored, "bhnd", layouts.placed(case, placement), ends)
+        tensors.append(layouts.handed(case, view))
+    device = inputs[0].device
+    arguments: dict[str, Any] = {"return_lse": True}
+    for name, values in layouts.index_arguments(case, device).items():
+        arguments[name] = arena.input(name, values, "b")
+    if case.tensors == "ragged":
+        arguments["max_qo_len"] = case.q_len
+    if layout.out is not None:
+        stored, _ = layouts.stacked(case, inputs[0], case.qo_lens)
+        shape = (*stored.shape[:-1], inputs[2].shape[-1])
+        out = arena.output("out", shape, "bhnd", layouts.placed(case, layout.out), stored.dtype, device)
+        arguments["out"] = layouts.handed(case, out)
+    return tuple(tensors), arguments
+
+
+def _prefill_outcome(
+    case: Case, arena: Arena, out: torch.Tensor, lse: torch.Tensor, problems: list[str], *, partial: bool
+) -> Outcome:
+    """The results of a prefill call as ``out[B, Hq, M, Dv]`` and ``lse[B, Hq, M]``."""
+    values = layouts.results(case, out.clone(), lse.clone())
+    out = layouts.read_back(case, out)
+    lengths = case.qo_lens if case.tensors == "ragged" else None
+    if lengths is not None:
+        end, lse = sum(lengths), lse[None]
+        if any(_is_touched(arena, x[:, :, end:]) for x in (out, lse)):
+            problems.append("rows past qo_indptr[-1] were written")
+        out, lse = out[:, :, :end], lse[:, :, :end]
+    rows = None
+    if arena.audit is not None:
+        rows, complaints = _written_rows(arena.audit, out, lse, partial=partial)
+        problems += complaints
+        rows = rows if lengths is None else layouts.unpacked(rows, lengths, case.q_len, fill=False)
+    return Outcome(*values, rows, tuple(problems))
+
+
+def _is_touched(arena: Arena, x: torch.Tensor) -> bool:
+    """Whether a part of an output that is nobody's was stored to; a GPU cannot tell where it held poison of two kinds."""
+    if arena.audit is not None:
+        return bool(arena.audit.written(x).any())
+    untouched = torch.empty_like(x, memory_format=torch.contiguous_format)
+    arena.poison.fill(untouched)
+    return not same_bits(x, untouched)
 
 
 def _written_rows(

@@ -6,14 +6,14 @@ edge of a tile, of a window and of a split is met. Each case says why it exists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kgen.spec.mask import SlidingWindowMask, WindowMask
-from kgen.spec.model import DecodeKernel, GroupedAttention
+from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kgen.spec.model import SpecFile
 
@@ -32,9 +32,11 @@ class Case:
     """One call of a kernel.
 
     ``kv_len`` is N, the number of keys or the capacity of the cache.
-    ``seq_lens`` is for decode, as are ``num_splits`` and ``max_seq_len``
-    (``None`` leaves them out). ``values`` and ``layout`` name the numbers and
-    where they lie; ``target`` is the row of the launch table.
+    ``seq_lens`` are the keys of each request where they differ from N;
+    ``qo_lens`` the queries of each in a prefill of padded or ragged sequences.
+    ``num_splits`` and ``max_seq_len`` are for decode (``None`` leaves them out).
+    ``tensors`` is the order of a prefill's axes. ``values`` and ``layout`` name
+    the numbers and where they lie; ``target`` is the row of the launch table.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Case:
     q_len: int
     kv_len: int
     seq_lens: tuple[int, ...] | None = None
+    qo_lens: tuple[int, ...] | None = None
+    tensors: str = "bhsd"  # or "bshd", "ragged"
     num_splits: int | None = None
     max_seq_len: int | None = None
     values: str = "normal"
@@ -51,10 +55,17 @@ class Case:
     every_program: bool = False  # the interpreter may run a sample of the others
 
     @property
+    def is_decode(self) -> bool:
+        """One query token a request, and no axis for it."""
+        return self.seq_lens is not None and self.qo_lens is None
+
+    @property
     def shape(self) -> str:
-        """The sizes in a word: ``B2 M5 N9``, for decode ``B2 N9 [3,9]``."""
+        """The sizes in a word: ``B2 M5 N9``, for decode ``B2 N9 [3,9]``, with lengths ``B2 M5 [3,5] N9 [3,9]``."""
         if self.seq_lens is None:
             return f"B{self.batch} M{self.q_len} N{self.kv_len}"
+        if self.qo_lens is not None:
+            return f"B{self.batch} M{self.q_len} {list(self.qo_lens)} N{self.kv_len} {list(self.seq_lens)}"
         splits = "" if self.num_splits is None else f" splits {self.num_splits}"
         return f"B{self.batch} N{self.kv_len} {list(self.seq_lens)}{splits}"
 
@@ -88,8 +99,57 @@ def window_reach(spec: SpecFile) -> int | None:
 
 def interpreter_cases(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...]) -> tuple[Case, ...]:
     """The cases for Triton's interpreter: small, and every edge. ``launch`` holds one row a target."""
-    make = _decode if isinstance(spec.kernels[kernel], DecodeKernel) else _prefill
-    return tuple(make(spec, launch))
+    if isinstance(spec.kernels[kernel], DecodeKernel):
+        return tuple(_decode(spec, launch))
+    return (*_batched(spec, kernel, _prefill(spec, launch)), *_lengths(spec, kernel, launch[0]))
+
+
+def _batched(spec: SpecFile, kernel: str, made: Iterable[Case]) -> Iterator[Case]:
+    """Cases of a dense prefill for a kernel whose batches may be padded or packed: every request has the same length."""
+    prefill = spec.kernels[kernel]
+    assert isinstance(prefill, PrefillKernel)
+    for case in made:
+        case = replace(case, tensors=prefill.layout)
+        if prefill.layout == "ragged":
+            if case.layout != "sparse_batch":  # there is no axis of the batch
+                lengths = {"qo_lens": (case.q_len,) * case.batch, "seq_lens": (case.kv_len,) * case.batch}
+                yield replace(case, **lengths)  # type: ignore[arg-type]
+        elif prefill.padded:
+            # As many queries as keys, and some padding behind them; not where the last row must be far away.
+            length = case.kv_len if case.q_len else 0
+            size = length + (0 if case.layout in _SPARSE else 3) * (case.q_len > 0)
+            lengths = (length,) * case.batch
+            yield replace(case, q_len=size, kv_len=size, qo_lens=lengths, seq_lens=lengths)
+        else:
+            yield case
+
+
+def _lengths(spec: SpecFile, kernel: str, tiles: Tiles) -> Iterator[Case]:
+    """Requests of unlike lengths, for kernels that take such."""
+    prefill = spec.kernels[kernel]
+    assert isinstance(prefill, PrefillKernel)
+    rows, keys = tiles.rows, tiles.keys
+
+    def case(name: str, reason: str, queries: Sequence[int], seq_lens: Sequence[int] | None = None, **more: Any) -> Case:
+        known = tuple(queries), tuple(queries if seq_lens is None else seq_lens)
+        spare = 0 if prefill.layout == "ragged" else 2
+        sizes = {"q_len": max(known[0], default=0) + spare, "kv_len": max(known[1], default=0) + spare}
+        fixed = {"target": tiles.target, "batch": len(queries), "tensors": prefill.layout, "every_program": True}
+        return Case(name, reason, **{**fixed, **sizes, "qo_lens": known[0], "seq_lens": known[1], **more})
+
+    if prefill.layout != "ragged" and not prefill.padded:
+        return
+    reason = "0, 1 and a tile more or less in one batch, nothing at both ends and in the middle"
+    yield case("lengths", reason, (0, keys + 1, 1, 0, keys - 1, 0), values="beacons")
+    yield case("lengths over row tiles", "a request ends inside a tile of rows, or before it", (rows + 1, 3, rows))
+    yield case("all empty", "no request has a token", (0, 0), q_len=5, kv_len=5)
+    yield case("lengths odd", "the caller's own out, rows of no request at its end", (5, 0, 17), layout="odd")
+    if prefill.padded:
+        yield case("much padding", "whole tiles of rows that hold padding alone", (3, 0, 1), q_len=2 * rows + 5)
+        return
+    reason = "queries at the end of more keys; keys without queries, queries without keys"
+    yield case("prefixes", reason, (3, 0, 5, 2), (keys + 3, 7, 0, 2), values="beacons")
+    yield case("loose max_qo_len", "the host's bound is above every length", (3, 7), q_len=rows + 9)
 
 
 def _prefill(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
@@ -194,8 +254,9 @@ def _distinct(launch: tuple[Tiles, ...]) -> tuple[Tiles, ...]:
 def device_cases(spec: SpecFile, kernel: str, tiles: Tiles) -> tuple[Case, ...]:
     """The cases for a GPU with this row of the launch table: the interpreter's, and full shapes."""
     small = interpreter_cases(spec, kernel, (tiles,))
-    make = _long_decode if isinstance(spec.kernels[kernel], DecodeKernel) else _long_prefill
-    return (*small, *make(spec, tiles))
+    if isinstance(spec.kernels[kernel], DecodeKernel):
+        return (*small, *_long_decode(spec, tiles))
+    return (*small, *_batched(spec, kernel, _long_prefill(spec, tiles)))
 
 
 def _long_prefill(spec: SpecFile, tiles: Tiles) -> Iterator[Case]:

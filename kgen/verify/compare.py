@@ -57,15 +57,21 @@ def unit_roundoff(spec: SpecFile) -> float:
 
 
 def expect(
-    spec: SpecFile, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, seq_lens: torch.Tensor | None = None
+    spec: SpecFile,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    seq_lens: torch.Tensor | None = None,
+    qo_lens: torch.Tensor | None = None,
 ) -> Expected:
     """The reference's answer for inputs of the spec's dtype, and the limits that follow from it.
 
     Shapes as in ``kgen.reference.evaluate.evaluate``.
     """
-    out, lse = evaluate(spec, q, k, v, seq_lens=seq_lens)
+    out, lse = evaluate(spec, q, k, v, seq_lens=seq_lens, qo_lens=qo_lens)
     assert isinstance(spec.attention, GroupedAttention)  # evaluate refuses the others
-    plain, plain_lse = eager(spec, q, k, v, seq_lens=seq_lens)
+    plain, plain_lse = eager(spec, q, k, v, seq_lens=seq_lens, qo_lens=qo_lens)
     unit = unit_roundoff(spec)
     largest = _max(out.abs())
     scores = _max(q.double().norm(dim=-1)) * _max(k.double().norm(dim=-1)) * spec.attention.sm_scale

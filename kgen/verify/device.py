@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kgen.verify import layouts
 from kgen.verify.poison import same_bits
 
 if TYPE_CHECKING:
@@ -24,13 +25,20 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
     if q.numel() == 0 or case.layout != "dense":
         return []
     arguments: dict[str, Any] = {"return_lse": True}
-    queries = q
-    if case.seq_lens is not None:
-        queries = q[:, :, 0].contiguous()
+    tensors: tuple[torch.Tensor, ...]
+    if case.is_decode:
+        tensors = (q[:, :, 0].contiguous(), k.contiguous(), v.contiguous())
         arguments["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
         arguments["num_splits"] = case.num_splits
         arguments["max_seq_len"] = case.max_seq_len
-    tensors = (queries, k.contiguous(), v.contiguous())
+    else:
+        lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
+        tensors = tuple(
+            layouts.handed(case, layouts.stacked(case, x, rows)[0]).contiguous()
+            for x, rows in zip(inputs, lengths, strict=True)
+        )
+        arguments |= layouts.index_arguments(case, q.device)
+        arguments |= {"max_qo_len": case.q_len} if case.tensors == "ragged" else {}
     problems = []
     once = module.attention(*tensors, **arguments)
     for _ in range(REPEATS):
@@ -39,12 +47,18 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
             problems.append("a repeated call gives other bits")
             break
     # The poisoned call ran with the same lengths: the memory around must not matter.
-    for name, got, want in zip(("out", "lse"), once, (first.out, first.lse), strict=True):
-        if want is not None and not same_bits(got.reshape(want.shape), want):
+    results = _as_decode(once) if case.is_decode else layouts.results(case, *once)
+    for name, got, want in zip(("out", "lse"), results, (first.out, first.lse), strict=True):
+        if want is not None and not same_bits(got, want):
             problems.append(f"{name} differs between two buffers of the same numbers")
-    if case.seq_lens is not None:
+    if case.is_decode:
         problems += _graph(module, tensors, arguments)
     return problems
+
+
+def _as_decode(once: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """``out[B, Hq, Dv]`` and ``lse[B, Hq]`` with an axis for the one query token."""
+    return once[0].unsqueeze(2), once[1].unsqueeze(2)
 
 
 def _graph(module: ModuleType, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any]) -> list[str]:

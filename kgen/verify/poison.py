@@ -9,7 +9,7 @@ the outputs must be as it was, and the outputs must not depend on the poison.
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,6 +98,12 @@ class Placement:
 
 
 DENSE = Placement()
+
+
+def tokens_first(placement: Placement) -> Placement:
+    """The same idea for tensors whose tokens come before their heads; a slice of a projection stays one."""
+    swapped = {"bhnd": "bnhd", "bnhd": "bhnd"}
+    return placement if "h" in placement.pad else replace(placement, order=swapped.get(placement.order, placement.order))
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,11 @@ def check_case(
     """
     start = time.perf_counter()
     inputs = values.make(spec, case, device)
-    lengths = None if case.seq_lens is None else torch.tensor(case.seq_lens, dtype=torch.int32, device=device)
-    expected = expect(spec, *inputs, seq_lens=lengths)
+    seq_lens, qo_lens = (
+        None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
+        for lengths in (case.seq_lens, case.qo_lens)
+    )
+    expected = expect(spec, *inputs, seq_lens=seq_lens, qo_lens=qo_lens)
     sample = _sample(spec, module, case) if device.type == "cpu" else None
     clean = run(module, case, inputs, CLEAN, sample=sample)
     problems, comparison = _judge(clean, expected)
@@ -205,7 +208,7 @@ def _sample(spec: SpecFile, module: ModuleType, case: Case) -> interpreter.Sampl
 
     Decode cases run whole: a merge reads what other programs wrote.
     """
-    if case.every_program or case.seq_lens is not None:
+    if case.every_program or case.is_decode:
         return None
     launch = next(row for row in tiles(module) if row.target == case.target)
     reach = window_reach(spec)
