@@ -66,6 +66,7 @@ def case_of(module, spec, kind, b=2, m=3, n=5):
         args=arguments,
         out_shape=(*outer, a.head_dim_v),
         lse_shape=(b, a.num_qo_heads) if is_decode else (b, a.num_qo_heads, m),
+        heads=2 if layout == "bshd" else 1,  # the axis of heads
         tokens=1 if layout == "bshd" else 2,  # the axis of k's tokens
         spec=spec,
         kind=kind,
@@ -142,8 +143,9 @@ def test_tensors_are_checked(kernel, name):
     refused(kernel, ValueError, rf"^attention: {name} .*shape.*\[", **{name: good[0]})
     wider = torch.zeros(*good.shape[:-1], good.shape[-1] + 8, dtype=good.dtype)
     refused(kernel, ValueError, rf"^attention: {name} .*{good.shape[-1]}.*{wider.shape[-1]}", **{name: wider})
-    more = torch.zeros(good.shape[0], good.shape[1] + 1, *good.shape[2:], dtype=good.dtype)
-    refused(kernel, ValueError, rf"^attention: {name} .*{good.shape[1]}.*{more.shape[1]}", **{name: more})
+    heads = good.shape[kernel.heads]
+    more = torch.cat([good, good.narrow(kernel.heads, 0, 1)], dim=kernel.heads)
+    refused(kernel, ValueError, rf"^attention: {name} .*{heads}.*{heads + 1}", **{name: more})
     strided = torch.zeros(*good.shape, 2, dtype=good.dtype)[..., 0]
     refused(kernel, ValueError, rf"^attention: {name} .*contiguous.*stride", **{name: strided})
     refused(kernel, ValueError, r"^attention: \w+ .*meta", **{name: good.to("meta")})

@@ -132,6 +132,8 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     masks = [{"kind": "full"}, {"kind": "sliding_window", "size": 4}, {"kind": "window", "left": 1, "right": 1}]
     data = loaded.model_dump()
     specs = [loaded] + [SpecFile.model_validate(data | {"attention": data["attention"] | {"mask": m}}) for m in masks]
+    prefills: list[dict[str, object]] = [{"layout": "bshd"}]
+    specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]
     assert unused == []
 

@@ -33,7 +33,12 @@ LAYERS = {
     "width 8 and 40": {"heads": 2, "kv_heads": 1, "head_dim": 8, "head_dim_v": 40},
     "width 192 and 128": {"heads": 2, "kv_heads": 2, "head_dim": 192, "head_dim_v": 128, "dtype": "bfloat16"},
     "tokens first": {"heads": 4, "kv_heads": 2, "kernels": {"prefill": {"layout": "bshd"}}},
-    "tokens first, one KV head": {"heads": 3, "kv_heads": 1, "head_dim": 24, "kernels": {"prefill": {"layout": "bshd"}}},
+    "tokens first, one KV head": {
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 24,
+        "kernels": {"prefill": {"layout": "bshd"}},
+    },
     "scale 1, 3 splits": {"heads": 2, "kv_heads": 1, "sm_scale": 1.0, "kernels": {"decode": {"num_splits": 3}}},
 }
 

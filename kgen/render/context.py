@@ -162,8 +162,6 @@ def _common(plan: KernelPlan) -> dict[str, object]:
         "num_qo_heads": plan.num_qo_heads,
         "num_kv_heads": plan.num_kv_heads,
         "group_size": plan.group_size,
-        "head_dim_qk": plan.head_dim_qk,
-        "head_dim_v": plan.head_dim_v,
         "qk_blocks": qk,
         "v_blocks": v,
         "columns_used": qk if same else qk + v,
@@ -262,6 +260,8 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
         | {
             "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
             f"{_mask_in_words(plan)}.",
+            "head_dim_qk": plan.head_dim_qk,
+            "head_dim_v": plan.head_dim_v,
             "input_strides": inputs,
             "split_arguments": _argument_list((*names, "num_splits")),
             "balanced_arguments": _argument_list((*names, "B", "num_parts")),

@@ -135,7 +135,7 @@ def _prefill_outcome(
 
 
 def _is_touched(arena: Arena, x: torch.Tensor) -> bool:
-    """Whether a part of an output that is nobody's was stored to; a GPU cannot tell where it held poison of two kinds."""
+    """Whether a part of an output that is nobody's was stored to; on a GPU its one kind of poison tells."""
     if arena.audit is not None:
         return bool(arena.audit.written(x).any())
     untouched = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -46,13 +46,13 @@ class Case:
     q_len: int
     kv_len: int
     seq_lens: tuple[int, ...] | None = None
-    qo_lens: tuple[int, ...] | None = None
-    tensors: str = "bhsd"  # or "bshd", "ragged"
     num_splits: int | None = None
     max_seq_len: int | None = None
     values: str = "normal"
     layout: str = "dense"
     every_program: bool = False  # the interpreter may run a sample of the others
+    qo_lens: tuple[int, ...] | None = None
+    tensors: str = "bhsd"  # or "bshd", "ragged"
 
     @property
     def is_decode(self) -> bool:
@@ -105,15 +105,14 @@ def interpreter_cases(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...]) ->
 
 
 def _batched(spec: SpecFile, kernel: str, made: Iterable[Case]) -> Iterator[Case]:
-    """Cases of a dense prefill for a kernel whose batches may be padded or packed: every request has the same length."""
+    """Cases of a dense prefill, for one whose batches may be padded or packed: all requests of one length."""
     prefill = spec.kernels[kernel]
     assert isinstance(prefill, PrefillKernel)
     for case in made:
         case = replace(case, tensors=prefill.layout)
         if prefill.layout == "ragged":
             if case.layout != "sparse_batch":  # there is no axis of the batch
-                lengths = {"qo_lens": (case.q_len,) * case.batch, "seq_lens": (case.kv_len,) * case.batch}
-                yield replace(case, **lengths)  # type: ignore[arg-type]
+                yield replace(case, qo_lens=(case.q_len,) * case.batch, seq_lens=(case.kv_len,) * case.batch)
         elif prefill.padded:
             # As many queries as keys, and some padding behind them; not where the last row must be far away.
             length = case.kv_len if case.q_len else 0
@@ -130,7 +129,9 @@ def _lengths(spec: SpecFile, kernel: str, tiles: Tiles) -> Iterator[Case]:
     assert isinstance(prefill, PrefillKernel)
     rows, keys = tiles.rows, tiles.keys
 
-    def case(name: str, reason: str, queries: Sequence[int], seq_lens: Sequence[int] | None = None, **more: Any) -> Case:
+    def case(
+        name: str, reason: str, queries: Sequence[int], seq_lens: Sequence[int] | None = None, **more: Any
+    ) -> Case:
         known = tuple(queries), tuple(queries if seq_lens is None else seq_lens)
         spare = 0 if prefill.layout == "ragged" else 2
         sizes = {"q_len": max(known[0], default=0) + spare, "kv_len": max(known[1], default=0) + spare}

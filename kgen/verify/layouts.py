@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kgen.verify.poison import LAYOUTS, tokens_first
+from kgen.verify.poison import tokens_first
 
 if TYPE_CHECKING:
     from kgen.verify.cases import Case

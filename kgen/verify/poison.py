@@ -103,7 +103,9 @@ DENSE = Placement()
 def tokens_first(placement: Placement) -> Placement:
     """The same idea for tensors whose tokens come before their heads; a slice of a projection stays one."""
     swapped = {"bhnd": "bnhd", "bnhd": "bhnd"}
-    return placement if "h" in placement.pad else replace(placement, order=swapped.get(placement.order, placement.order))
+    return (
+        placement if "h" in placement.pad else replace(placement, order=swapped.get(placement.order, placement.order))
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Every way a prefill's batch can lie compiles, for one GPU of each family: 16 bytes a load, no spills, memory as planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+from kgen.aot import compile_modules
+from kgen.plan.lower import lower
+from tests.aot_support import assert_vectorised
+from tests.verify_support import load_spec, write
+
+pytestmark = pytest.mark.triton
+
+TARGETS = ("sm_80", "sm_90", "gfx942")
+KERNELS = {
+    "tokens_first": {"kind": "prefill", "layout": "bshd"},
+}
+
+
+def test_every_layout_compiles(tmp_path: Path) -> None:
+    loaded = load_spec(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", kernels=KERNELS)
+    write(loaded, tmp_path)
+    paths = {name: tmp_path / "example" / f"{name}.py" for name in KERNELS}
+    report = compile_modules([(path, target) for path in paths.values() for target in TARGETS])
+    assert report.failures == ()
+    plans = {str(paths[plan.kernel]): plan for plan in lower(loaded)}
+    aligned = [k for k in report.kernels if dict(k.launch.constants)["STRIDE_UNIT"] != 1]
+    assert {(k.launch.module, k.target) for k in aligned} == {(str(p), t) for p in paths.values() for t in TARGETS}
+    for kernel in aligned:
+        where = f"{Path(kernel.launch.module).stem} for {kernel.target}"
+        assert_vectorised(kernel)
+        assert (kernel.resources.spill_bytes, kernel.resources.stack_bytes) == (0, 0), where
+        assert kernel.resources.shared_bytes <= dict(plans[kernel.launch.module].launch)[kernel.target].shared_bytes
