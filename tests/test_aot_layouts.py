@@ -1,4 +1,4 @@
-"""Every way a prefill's batch can lie compiles, for one GPU of each family: 16 bytes a load, no spills, memory as planned."""
+"""Every layout of a prefill compiles for a GPU of each family: wide loads, no spills, shared memory as planned."""
 
 from __future__ import annotations
 
