@@ -104,7 +104,6 @@ def test_files_and_folders(tmp_path: Path) -> None:
     for name in ("b.yaml", "a.yml", ".hidden.yaml", "notes.txt"):
         (tmp_path / name).write_text(changed("example", "spec_" + name.strip(".")[0]))
     (tmp_path / "sub").mkdir()
-    (tmp_path / "folder.yaml").mkdir()
     loaded = load_specs([tmp_path / "b.yaml", tmp_path, tmp_path / "sub" / ".." / "a.yml"])
     assert [(item.display, item.spec.name) for item in loaded] == [
         (str(tmp_path / "b.yaml"), "spec_b"),
