@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kgen import __version__
-from kgen.cli import environment, generate, machine, plans, prove
+from kgen.cli import cost, environment, generate, machine, plans, prove
 
 app = typer.Typer(
     name="kgen",
@@ -45,6 +45,7 @@ for _verb in (
     plans.explain,
     prove.verify,
     machine.inspect,
+    cost.cost,
     plans.schema,
     environment.doctor,
 ):

@@ -144,9 +144,14 @@ def find_specs(specs: list[Path] | None, out: Path | None = None) -> Workspace:
     """The workspace of a verb's arguments; ``specs/`` where it has none."""
     from kgen.workspace import find
 
+    return find(named_or_all(specs), out)
+
+
+def named_or_all(specs: list[Path] | None) -> list[Path]:
+    """The paths of a verb's arguments; ``specs/`` where it has none."""
     if not specs and not Path("specs").is_dir():
         raise InputError("there is no specs/ here: name spec files or their folder, or write a first one: kgen init")
-    return find(specs or [Path("specs")], out)
+    return specs or [Path("specs")]
 
 
 def _compared(specs: list[Path] | None, out: Path | None) -> tuple[Workspace, dict[str, str], tuple[Drift, ...]]:

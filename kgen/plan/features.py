@@ -47,6 +47,11 @@ def check(spec: SpecFile) -> list[Problem]:
     ]
 
 
+def unmet(spec: SpecFile) -> tuple[str, ...]:
+    """The names of the features that ``spec`` asks for and kgen does not generate yet."""
+    return tuple(feature.name for feature in NOT_YET if any(True for _ in feature.uses(spec)))
+
+
 def table() -> str:
     """The table of features as the README shows it (Markdown)."""
     rows = [(f, "yes") for f in GENERATED] + [(f, "not yet") for f in NOT_YET]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kgen.diagnostics import Diagnostic, Problem
 from kgen.errors import SpecError
@@ -51,7 +51,7 @@ def load_text(text: str | bytes, display: str) -> LoadedSpec:
     Raises:
         SpecError: with every problem found, in file order.
     """
-    return _load(text, None, display)
+    return _load(text, None, display, "refused")
 
 
 def load_file(path: Path, *, display: str | None = None) -> LoadedSpec:
@@ -61,13 +61,16 @@ def load_file(path: Path, *, display: str | None = None) -> LoadedSpec:
         InputError: the path is missing, a folder, no regular file, or cannot be read.
         SpecError: with every problem found, in file order.
     """
-    return _load(read_file(path), path, display or str(path))
+    return _load(read_file(path), path, display or str(path), "refused")
 
 
-def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
+def load_specs(
+    paths: Sequence[Path], *, ungenerated: Literal["refused", "allowed"] = "refused"
+) -> tuple[LoadedSpec, ...]:
     """Load files, and the ``*.yaml`` and ``*.yml`` of folders (by name, not of their subfolders).
 
-    A file that is named twice is loaded once.
+    A file that is named twice is loaded once. ``ungenerated="allowed"`` also takes specs of what kgen does not
+    generate yet, for uses that generate nothing.
 
     Raises:
         InputError: a path that is missing or cannot be read, a folder without specs.
@@ -78,7 +81,7 @@ def load_specs(paths: Sequence[Path]) -> tuple[LoadedSpec, ...]:
     sources = spec_files(paths)
     for path, text in sources:
         try:
-            loaded.append(_load(text, path, str(path)))
+            loaded.append(_load(text, path, str(path), ungenerated))
         except SpecError as error:
             diagnostics += error.diagnostics
     diagnostics += shared_names(loaded)
@@ -108,7 +111,7 @@ def shared_names(loaded: Sequence[LoadedSpec]) -> list[Diagnostic]:
     return found
 
 
-def _load(text: str | bytes, path: Path | None, display: str) -> LoadedSpec:
+def _load(text: str | bytes, path: Path | None, display: str, ungenerated: Literal["refused", "allowed"]) -> LoadedSpec:
     document = read(text, display)
     diagnostics = list(document.problems)
     spec: SpecFile | None = None
@@ -117,7 +120,8 @@ def _load(text: str | bytes, path: Path | None, display: str) -> LoadedSpec:
         spec = validated.spec
         diagnostics += document.diagnose(validated.problems)
         if spec is not None:
-            diagnostics += document.diagnose(validated.as_written([*rules.check(spec), *features.check(spec)]))
+            unmet = features.check(spec) if ungenerated == "refused" else []
+            diagnostics += document.diagnose(validated.as_written([*rules.check(spec), *unmet]))
     if diagnostics or spec is None:
         ordered = sorted(diagnostics, key=lambda d: (d.line, d.column, d.code))
         raise SpecError(_limited(ordered))

@@ -1,0 +1,1 @@
+"""Models in numbers: what their layers cost in memory, traffic and arithmetic."""
