@@ -98,7 +98,7 @@ def modules_of(verb: str, code: int, project: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("verb", "code"), [("build", 0), ("check", 1), ("diff", 1), ("list", 0), ("explain", 0), ("schema", 0)]
+    ("verb", "code"), [("build", 0), ("check", 1), ("diff", 1), ("list", 0), ("explain", 0), ("cost", 0), ("schema", 0)]
 )
 def test_no_torch_and_no_triton(project: Path, verb: str, code: int) -> None:
     modules = modules_of(verb, code, project)
