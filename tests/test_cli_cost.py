@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from kgen.cli import app
 from kgen.cli.cost import quantity
+from kgen.models import plot
 from kgen.models.devices import devices
 from kgen.models.plot import curve, figure
 from kgen.spec.loader import load_specs
@@ -187,6 +188,15 @@ def test_a_plot(project: Path, name: str, magic: bytes) -> None:
     if name == "a.SVG":
         for words in (b"Cache of 2 layers, batch 1", b">one<", b">two<", b"cache (bytes)"):
             assert words in written[0]
+
+
+def test_a_plot_is_that_of_the_options(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(plot, "save", lambda figure, path: drawn.append((figure, path)))
+    kgen("cost", "specs/one.yaml", "--plot", "a.png", "--layers", "7", "--batch", "3", "--context", "1000")
+    kgen("cost", "specs/one.yaml", "--plot", "b.png", "--context", "1000")
+    ends = [(path.name, figure.axes[0].lines[0].get_ydata()[-1]) for figure, path in drawn]
+    assert ends == [("a.png", 7 * 3 * 1000 * 512), ("b.png", 1000 * 512)]
 
 
 def test_the_curves_are_the_bytes(project: Path) -> None:

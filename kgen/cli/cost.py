@@ -283,8 +283,6 @@ _PREFIXES: Mapping[int, str] = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M"
 
 def quantity(value: float, unit: str) -> str:
     """Four digits and a decimal prefix: ``524.3 MB``; u is micro."""
-    if value == 0:
-        return f"0 {unit}"
     # The exponent of the rounded value, so that 999.96 becomes 1.000 k.
     exponent = int(f"{value:.3e}".partition("e")[2])
     power = min(max(exponent // 3 * 3, min(_PREFIXES)), max(_PREFIXES))
