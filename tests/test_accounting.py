@@ -15,6 +15,7 @@ from kgen.errors import InputError, SpecError
 from kgen.models.accounting import CacheCost, KernelCost, Workload, cache_cost, floor, kernel_cost
 from kgen.models.devices import device, devices
 from kgen.models.visibility import UncountedMaskError, Visible, visible
+from kgen.plan import features
 from kgen.plan.targets import TARGET_INFO
 from kgen.reference import evaluate
 from kgen.spec.loader import load_specs
@@ -252,10 +253,18 @@ def test_flops_are_those_of_the_committed_benchmarks() -> None:
         assert cost.flops == row["flops"], row["name"]
 
 
-def test_what_is_not_generated_is_loaded_on_request_alone() -> None:
-    path = REPOSITORY / "docs/cost/deepseek_v3.yaml"
-    with pytest.raises(SpecError, match="not generated yet"):
+def test_the_spec_of_the_docs_is_deepseek_v3() -> None:
+    (loaded,) = load_specs([REPOSITORY / "docs/cost/deepseek_v3.yaml"], ungenerated="allowed")
+    scale = 192**-0.5 * (0.1 * math.log(40) + 1) ** 2
+    assert math.isclose(loaded.spec.attention.sm_scale, scale)
+    assert loaded.spec.attention == DEEPSEEK.model_copy(update={"sm_scale": loaded.spec.attention.sm_scale})
+
+
+def test_what_is_not_generated_is_loaded_on_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = REPOSITORY / "specs/llama3_8b.yaml"
+    unmet = features.Feature("KG399", "eight KV heads", "", lambda _: iter([("attention", "num_kv_heads")]))
+    monkeypatch.setattr(features, "NOT_YET", (unmet,))
+    with pytest.raises(SpecError, match=r"error\[KG399\]: not generated yet: eight KV heads"):
         load_specs([path])
     (loaded,) = load_specs([path], ungenerated="allowed")
-    assert loaded.spec.attention.model_copy(update={"sm_scale": None}) == DEEPSEEK
-    assert math.isclose(loaded.spec.attention.sm_scale or 0, 192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert features.unmet(loaded.spec) == ("eight KV heads",)
