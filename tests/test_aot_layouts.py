@@ -18,6 +18,8 @@ pytestmark = pytest.mark.triton
 TARGETS = ("sm_80", "sm_90", "gfx942")
 KERNELS = {
     "tokens_first": {"kind": "prefill", "layout": "bshd"},
+    "padded": {"kind": "prefill", "padded": True},
+    "ragged": {"kind": "prefill", "layout": "ragged"},
 }
 
 

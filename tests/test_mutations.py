@@ -18,6 +18,9 @@ FULL = {"heads": 4, "kv_heads": 2, "mask": MASKS["full"]}
 WINDOW = {"heads": 4, "kv_heads": 2, "mask": {"kind": "sliding_window", "size": 40}}
 TWO_SIDED = {"heads": 4, "kv_heads": 2, "mask": {"kind": "window", "left": 3, "right": 2}}
 ODD_GROUP = {"heads": 6, "kv_heads": 2, "mask": MASKS["causal"]}
+RAGGED = {**CAUSAL, "kernels": {"prefill": {"layout": "ragged"}}}
+PADDED_BATCH = {**CAUSAL, "kernels": {"prefill": {"padded": True}}}
+PADDED_FULL = {**FULL, "kernels": {"prefill": {"padded": True}}}
 TOKENS_FIRST = {**CAUSAL, "kernels": {"prefill": {"layout": "bshd"}}}
 PADDED = {"heads": 2, "kv_heads": 1, "head_dim": 24, "mask": MASKS["causal"]}
 
@@ -88,6 +91,36 @@ MUTATIONS = (
              "k.stride(0), k.stride(2), k.stride(1)"),
     Mutation("bshd: rows of out and of lse", "prefill", TOKENS_FIRST, "*out.stride()[:3])",
              "out.stride(0), out.stride(2), out.stride(1))"),
+    # Lengths of requests.
+    Mutation("padded: rows of padding stored from junk", "prefill", PADDED_BATCH,
+             "tl.where(m_ok[:, None], acc / l_safe[:, None], 0.0)", "acc / l_safe[:, None]"),
+    Mutation("padded: LSE of padding from junk", "prefill", PADDED_BATCH,
+             "tl.where(m_ok, (m_i + tl.log2(l_safe)) * _LN2, -float(\"inf\"))", "(m_i + tl.log2(l_safe)) * _LN2"),
+    Mutation("padded: rows of padding not written", "prefill", PADDED_BATCH, "is_row = offs_m < M", "is_row = m_ok"),
+    Mutation("padded: keys of padding seen", "prefill", PADDED_FULL, "n_ok = start_n + offs_n < length",
+             "n_ok = start_n + offs_n < M"),
+    Mutation("padded: lengths of the neighbour", "prefill", PADDED_BATCH, "tl.load(seq_lens_ptr + batch)",
+             "tl.load(seq_lens_ptr + (batch + 1) % B)"),
+    Mutation("padded: a block of padding walks keys", "prefill", PADDED_BATCH,
+             "length = tl.where(start_m < length, length, 0)", "length = tl.where(start_m < length, length, M)"),
+    Mutation("ragged: indptr of the neighbour", "prefill", RAGGED, "q_begin = tl.load(qo_indptr_ptr + batch)",
+             "q_begin = tl.load(qo_indptr_ptr + tl.maximum(batch - 1, 0))"),
+    Mutation("ragged: keys of the neighbour", "prefill", RAGGED, "kv_begin = tl.load(kv_indptr_ptr + batch)",
+             "kv_begin = tl.load(kv_indptr_ptr + tl.maximum(batch - 1, 0))"),
+    Mutation("ragged: keys where the queries lie", "prefill", RAGGED, "kv_begin = tl.load(kv_indptr_ptr + batch)",
+             "kv_begin = tl.load(qo_indptr_ptr + batch)"),
+    Mutation("ragged: LSE at a dense offset", "prefill", RAGGED, "head * Tq + q_begin + offs_m",
+             "tl.cast(batch_head, tl.int64) * max_qo_len + offs_m"),
+    Mutation("ragged: LSE of tokens before heads", "prefill", RAGGED, "head * Tq + q_begin + offs_m",
+             "(q_begin + offs_m) * 4 + head"),
+    Mutation("ragged: rows past the request stored", "prefill", RAGGED, "m_ok = offs_m < qo_len",
+             "m_ok = offs_m < max_qo_len"),
+    Mutation("ragged: the next request's keys seen", "prefill", {**RAGGED, "mask": MASKS["full"]},
+             "n_ok = start_n + offs_n < kv_len", "n_ok = start_n + offs_n < kv_len + 1"),
+    Mutation("ragged: aligned over the bound", "prefill", RAGGED, "q_pos = offs_m + kv_len - qo_len",
+             "q_pos = offs_m + kv_len - max_qo_len"),
+    Mutation("ragged: row offsets in 32 bits", "prefill", RAGGED,
+             "stride_qm = tl.cast(stride_qm, tl.int64) * STRIDE_UNIT", "stride_qm = stride_qm * STRIDE_UNIT"),
     # Decode.
     Mutation("decode: last split ignored", "decode", CAUSAL, "first_slot, first_slot, num_splits, row",
              "first_slot, first_slot, num_splits - 1, row"),

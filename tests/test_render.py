@@ -23,10 +23,17 @@ MASKS = (
 )
 
 
-def plans(mask: str, *, heads: str = "num_qo_heads: 8, num_kv_heads: 2", dims: str = "head_dim_qk: 64", splits="auto"):
+def plans(
+    mask: str,
+    *,
+    heads: str = "num_qo_heads: 8, num_kv_heads: 2",
+    dims: str = "head_dim_qk: 64",
+    splits="auto",
+    prefill="",
+):
     text = (
         f"name: sample\nattention: {{kind: grouped, {heads}, {dims}, mask: {mask}}}\ndtype: float16\n"
-        f"kernels: {{prefill: {{}}, decode: {{num_splits: {splits}}}}}\n"
+        f"kernels: {{prefill: {{{prefill}}}, decode: {{num_splits: {splits}}}}}\n"
     )
     return lower(load_text(text, "specs/sample.yaml"))
 
@@ -35,6 +42,8 @@ def every_variant():
     for mask in MASKS:
         yield from plans(mask)
     yield from plans(MASKS[1], dims="head_dim_qk: 72, head_dim_v: 96", splits=3)
+    for prefill in ("layout: bshd", "padded: true", "layout: ragged"):
+        yield from (p for mask in MASKS for p in plans(mask, prefill=prefill) if p.kernel == "prefill")
     yield from plans(MASKS[2], heads="num_qo_heads: 142, num_kv_heads: 1", dims="head_dim_qk: 192, head_dim_v: 128")
 
 

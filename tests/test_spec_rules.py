@@ -40,7 +40,7 @@ kernels:
         ("{num_splits: auto}", "{form: absorbed}", ["11:18: [KG206]: form is absorbed, and only latent layers have forms"]),
         ("{layout: bhsd}", "{form: expanded}", ["10:19: [KG206]: form is expanded, and only latent layers have forms"]),
         ("{layout: bhsd}", "{kv: {kind: paged, page_size: 3}}", ["10:13: [KG312]: not generated yet: prefill from a paged cache", "10:24: [KG207]: kv is paged, and layout is bhsd; a paged prefill takes ragged queries"]),
-        ("{layout: bhsd}", "{layout: ragged, padded: true}", ["10:21: [KG310]: not generated yet: prefill of ragged batches", "10:37: [KG208]: padded is true, and a ragged layout has no padding", "10:37: [KG311]: not generated yet: prefill of padded batches"]),
+        ("{layout: bhsd}", "{layout: ragged, padded: true}", ["10:37: [KG208]: padded is true, and a ragged layout has no padding"]),
         ("prefill: {layout: bhsd}", "backward: {}", ["10:3: [KG210]: kernel backward has no prefill kernel in this spec to be the gradient of", "10:3: [KG315]: not generated yet: backward"]),
         ("prefill: {layout: bhsd}", "a: {kind: prefill}\n  b: {kind: prefill}\n  backward: {}", ["12:3: [KG211]: kernel backward could be the gradient of a or b", "12:3: [KG315]: not generated yet: backward"]),
         ("prefill: {layout: bhsd}", "a: {kind: prefill}\n  prefill: {}\n  backward: {}", ["12:3: [KG315]: not generated yet: backward"]),
@@ -72,8 +72,6 @@ def test_a_gradient_of_a_paged_prefill() -> None:
         ("128", "128\n  sinks: true", ["7:10: [KG306]: not generated yet: attention sinks"]),
         ("128", "128\n  logits_soft_cap: 50.0", ["7:20: [KG307]: not generated yet: soft cap of the logits"]),
         ("128", "128\n  alibi: true", ["7:10: [KG308]: not generated yet: ALiBi"]),
-        ("bhsd", "ragged", ["10:21: [KG310]: not generated yet: prefill of ragged batches"]),
-        ("layout: bhsd", "padded: true", ["10:21: [KG311]: not generated yet: prefill of padded batches"]),
         ("num_splits: auto", "kv: {kind: paged, page_size: 16}", ["11:12: [KG313]: not generated yet: decode from a paged cache"]),
         ("num_splits: auto", "q_len: 2", ["11:19: [KG314]: not generated yet: several query tokens a request"]),
         ("{num_splits: auto}", "{num_splits: auto}\n  backward: {}", ["12:3: [KG315]: not generated yet: backward"]),
@@ -132,7 +130,7 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     masks = [{"kind": "full"}, {"kind": "sliding_window", "size": 4}, {"kind": "window", "left": 1, "right": 1}]
     data = loaded.model_dump()
     specs = [loaded] + [SpecFile.model_validate(data | {"attention": data["attention"] | {"mask": m}}) for m in masks]
-    prefills: list[dict[str, object]] = [{"layout": "bshd"}]
+    prefills: list[dict[str, object]] = [{"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]
     assert unused == []

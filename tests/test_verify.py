@@ -39,6 +39,36 @@ LAYERS = {
         "head_dim": 24,
         "kernels": {"prefill": {"layout": "bshd"}},
     },
+    "padded": {"heads": 4, "kv_heads": 2, "kernels": {"prefill": {"padded": True}}},
+    "padded, tokens first, full": {
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 72,
+        "mask": MASKS["full"],
+        "dtype": "bfloat16",
+        "kernels": {"prefill": {"padded": True, "layout": "bshd"}},
+    },
+    "padded, window": {
+        "heads": 2,
+        "kv_heads": 2,
+        "mask": MASKS["window"],
+        "kernels": {"prefill": {"padded": True}},
+    },
+    "ragged": {"heads": 4, "kv_heads": 2, "kernels": {"prefill": {"layout": "ragged"}}},
+    "ragged, one KV head, full": {
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 72,
+        "mask": MASKS["full"],
+        "dtype": "bfloat16",
+        "kernels": {"prefill": {"layout": "ragged"}},
+    },
+    "ragged, window": {
+        "heads": 2,
+        "kv_heads": 2,
+        "mask": {"kind": "sliding_window", "size": 40},
+        "kernels": {"prefill": {"layout": "ragged"}},
+    },
     "scale 1, 3 splits": {"heads": 2, "kv_heads": 1, "sm_scale": 1.0, "kernels": {"decode": {"num_splits": 3}}},
 }
 

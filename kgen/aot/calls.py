@@ -76,8 +76,12 @@ def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iter
     layer = spec["attention"]
 
     def tensor(heads: int, tokens: int, dim: int, padding: int = 0) -> Any:
-        shape = {"bhsd": (sizes.batch, heads, tokens), "bshd": (sizes.batch, tokens, heads)}[kernel["layout"]]
-        return _tensor(spec, *shape, dim, padding=padding)
+        shapes = {
+            "bhsd": (sizes.batch, heads, tokens),
+            "bshd": (sizes.batch, tokens, heads),
+            "ragged": (tokens, heads),
+        }
+        return _tensor(spec, *shapes[kernel["layout"]], dim, padding=padding)
 
     q = tensor(layer["num_qo_heads"], sizes.query_tokens, layer["head_dim_qk"])
     k, v, unaligned_k, unaligned_v = (
@@ -85,9 +89,22 @@ def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iter
         for padding in (0, 1)
         for dim in ("head_dim_qk", "head_dim_v")
     )
-    yield Call("prefill", (q, k, v), {})
-    yield Call("prefill with lse", (q, k, v), {"return_lse": True})
-    yield Call("prefill of unaligned rows", (q, unaligned_k, unaligned_v), {})
+    options = _index_arguments(kernel, sizes)
+    yield Call("prefill", (q, k, v), options)
+    yield Call("prefill with lse", (q, k, v), options | {"return_lse": True})
+    yield Call("prefill of unaligned rows", (q, unaligned_k, unaligned_v), options)
+
+
+def _index_arguments(kernel: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
+    """What a prefill takes that says where the requests of its batch end."""
+    import torch
+
+    if kernel["layout"] == "ragged":
+        qo_indptr, kv_indptr = (torch.empty((sizes.batch + 1,), dtype=torch.int32, device="cuda") for _ in range(2))
+        return {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "max_qo_len": sizes.query_tokens}
+    if kernel["padded"]:
+        return {"seq_lens": torch.empty((sizes.batch,), dtype=torch.int32, device="cuda")}
+    return {}
 
 
 def _decode(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:

@@ -145,6 +145,13 @@ GENERATED = (
         _kernel(PrefillKernel, "layout", _one_of("bshd")),
     ),
     Feature(
+        "KG310",
+        "prefill of ragged batches",
+        "`prefill: {layout: ragged}`",
+        _kernel(PrefillKernel, "layout", _one_of("ragged")),
+    ),
+    Feature("KG311", "prefill of padded batches", "`prefill: {padded: true}`", _kernel(PrefillKernel, "padded")),
+    Feature(
         "KG349",
         "split-KV decode with a contiguous cache",
         "`decode: {kv: {kind: contiguous}, num_splits: auto}`, or a number",
@@ -162,14 +169,6 @@ NOT_YET = (
     Feature("KG306", "attention sinks", "`sinks: true`", _layer_has("sinks")),
     Feature("KG307", "soft cap of the logits", "`logits_soft_cap`", _layer_has("logits_soft_cap")),
     Feature("KG308", "ALiBi", "`alibi: true`", _layer_has("alibi")),
-    Feature(
-        "KG310",
-        "prefill of ragged batches",
-        "`prefill: {layout: ragged}`",
-        _kernel(PrefillKernel, "layout", _one_of("ragged")),
-        "layout: bhsd and bshd are generated",
-    ),
-    Feature("KG311", "prefill of padded batches", "`prefill: {padded: true}`", _kernel(PrefillKernel, "padded")),
     Feature(
         "KG312",
         "prefill from a paged cache",

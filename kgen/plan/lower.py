@@ -22,6 +22,12 @@ SECTION_BYTES = 32 << 20  # keys and values of the heads in flight; L2 is 40 MB 
 PROGRAMS_PER_SM = 2
 MAX_DECODE_ROWS = 128
 BATCH_CHUNK = 128
+# Where the lengths of a prefill's requests stand, and what follows for the launch.
+LENGTHS = {
+    "shapes": "every request has all M queries and N keys",
+    "seq_lens": "the grid covers the padded batch; programs of padding alone read no keys and write 0",
+    "indptr": "the grid covers max_qo_len rows of every request; programs past a request's rows end at once",
+}
 MERGE_ELEMENTS = 4096  # float32 values of parts that one warp merges at a time: 128 registers a thread
 
 
@@ -132,7 +138,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         stride_unit=16 // dtype_bytes,
         section_bytes=SECTION_BYTES,
         kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
-        prefill=PrefillPlan(layout=kernel.layout) if isinstance(kernel, PrefillKernel) else None,
+        prefill=_prefill_plan(kernel) if isinstance(kernel, PrefillKernel) else None,
         decode=_decode_plan(kernel, head_tiles, layer.head_dim_v) if isinstance(kernel, DecodeKernel) else None,
         launch=tuple(launch),
         unaligned=unaligned(
@@ -145,6 +151,11 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         ),
         reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, head_tiles, launch)),
     )
+
+
+def _prefill_plan(kernel: PrefillKernel) -> PrefillPlan:
+    lengths = "indptr" if kernel.layout == "ragged" else "seq_lens" if kernel.padded else "shapes"
+    return PrefillPlan(layout=kernel.layout, lengths=lengths)
 
 
 def _decode_plan(kernel: DecodeKernel, head_tiles: int, head_dim_v: int) -> DecodePlan:
@@ -207,6 +218,11 @@ def _reasons(
             else (f"num_splits {kernel.num_splits}", "every request in that many equal ranges, whatever its batch")
         )
     else:
+        reasons += [
+            (f"lengths from {lengths}", why)
+            for lengths, why in LENGTHS.items()
+            if lengths == _prefill_plan(kernel).lengths
+        ]
         reasons.append(
             (
                 "program order",

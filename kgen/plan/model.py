@@ -50,7 +50,8 @@ class Tile:
 class PrefillPlan:
     """How the tensors of a prefill kernel hold a batch."""
 
-    layout: str  # order of the axes: "bhsd" | "bshd"
+    layout: str  # order of the axes: "bhsd" | "bshd" | "ragged", tokens of all requests in one axis, then heads
+    lengths: str  # where the lengths of a request stand: "shapes" | "seq_lens" | "indptr"
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,75 @@ def _mask_in_words(plan: KernelPlan) -> str:
     return f"a query sees its own position, {before} and {after}"
 
 
+@dataclass(frozen=True)
+class _Lengths:
+    """How a prefill kernel names the lengths of a request, and what its docstring says of them."""
+
+    problem: str  # opens the sentence about heads and mask
+    position: str  # the law of a row's position
+    laws: tuple[str, ...]
+    rows: str
+    keys: str
+    shift: str  # from the number of a row to its position
+    row_position: str
+    first_row_end: str  # where the keys end that the block's first row sees, with nothing to its right
+    most_rows: str  # of any request, for the grid
+    index_pointers: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+_LENGTHS = {
+    "shapes": _Lengths(
+        problem="Attention of M query tokens against N keys: ",
+        position="Query row i of M sits at position i + N - M of N keys (bottom-right aligned)",
+        laws=(),
+        rows="M",
+        keys="N",
+        shift=" + N - M",
+        row_position="i + N - M (bottom-right aligned)",
+        first_row_end="first_pos + 1",
+        most_rows="M",
+        index_pointers=(),
+        sizes=("B", "M", "N"),
+    ),
+    "seq_lens": _Lengths(
+        problem="Attention of a padded batch, in which request b has seq_lens[b] queries and as many keys:\n",
+        position="Query row i of a request sits at position i of its keys",
+        laws=(
+            "Queries and keys at seq_lens[b] and beyond are padding: they are never read, their rows of out are 0 and "
+            "of lse -inf.",
+            "The launch depends on shapes only, so that a CUDA graph serves any seq_lens.",
+        ),
+        rows="length",
+        keys="length",
+        shift="",
+        row_position="i",
+        first_row_end="tl.minimum(first_pos + 1, length)",
+        most_rows="M",
+        index_pointers=("seq_lens_ptr",),
+        sizes=("B", "M"),
+    ),
+    "indptr": _Lengths(
+        problem="Attention of packed requests, each with its own number of queries and of keys:\n",
+        position="Query row i of a request with qo_len queries and kv_len keys sits at position i + kv_len - qo_len "
+        "(bottom-right aligned)",
+        laws=(
+            "Rows of q that no request owns, such as those past qo_indptr[B], are not read, and their rows of out and "
+            "lse are not written.",
+            "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
+        ),
+        rows="qo_len",
+        keys="kv_len",
+        shift=" + kv_len - qo_len",
+        row_position="i + kv_len - qo_len (bottom-right aligned)",
+        first_row_end="first_pos + 1",
+        most_rows="max_qo_len",
+        index_pointers=("qo_indptr_ptr", "kv_indptr_ptr"),
+        sizes=("B", "Tq", "max_qo_len"),
+    ),
+}
+
+
 def _laws(plan: KernelPlan) -> list[str]:
     precision = {"float32": "products in IEEE float32", "tf32": "products in TF32, as the spec allows"}
     laws = [
@@ -85,14 +154,12 @@ def _laws(plan: KernelPlan) -> list[str]:
             else f"; P is cast to {plan.dtype} for P . V."
         )
     ]
-    if plan.template == "prefill":
+    if plan.prefill is not None:
+        words = _LENGTHS[plan.prefill.lengths]
         if plan.mask != "full":
-            laws.append(
-                "Query row i of M sits at position i + N - M of N keys (bottom-right aligned); "
-                + _mask_in_words(plan)
-                + "."
-            )
+            laws.append(f"{words.position}; {_mask_in_words(plan)}.")
         laws.append("A row that sees no key gives out = 0 and lse = -inf.")
+        laws += words.laws
     else:
         laws.append("The query sits at position seq_lens[b] - 1; " + _mask_in_words(plan) + ".")
         laws.append(
@@ -176,7 +243,7 @@ def _strides(plan: KernelPlan, q: str, kv: str, out: str) -> tuple[dict[str, obj
     """Stride arguments by the axes of q, k and v, out; the single KV head of MQA has no stride."""
     kv_slice = f"[:{len(kv)}]"
     if plan.num_kv_heads == 1:
-        kv_slice = {"bhn": "[::2]", "bnh": "[:2]"}[kv]
+        kv_slice = {"bhn": "[::2]", "bnh": "[:2]", "nh": "[:1]"}[kv]
         kv = kv.replace("h", "")
     inputs = tuple(f"stride_{tensor}{axis}" for tensor, axes in (("q", q), ("k", kv), ("v", kv)) for axis in axes)
     names = inputs + tuple(f"stride_o{axis}" for axis in out)
@@ -191,12 +258,12 @@ def _argument_list(names: tuple[str, ...]) -> str:
 
 
 # Axes of queries and of keys in each layout, the last one left out.
-_PREFILL_AXES = {"bhsd": ("bhm", "bhn"), "bshd": ("bmh", "bnh")}
+_PREFILL_AXES = {"bhsd": ("bhm", "bhn"), "bshd": ("bmh", "bnh"), "ragged": ("mh", "nh")}
 
 
 def _shapes(plan: KernelPlan, queries: str, keys: str) -> dict[str, object]:
     """Shapes as docstrings and checks write them, from the axes; the last dimension comes behind."""
-    names = {"b": "B", "m": "M", "n": "N"}
+    names = {"b": "B", "m": "M", "n": "N"} if "b" in queries else {"m": "Tq", "n": "Tk"}
 
     def shape(axes: str, heads: int, dim: int, unknown: str = "") -> str:
         sizes = [str(heads) if a == "h" else f'"{names[a]}"' if a in unknown else names[a] for a in axes]
@@ -211,6 +278,7 @@ def _shapes(plan: KernelPlan, queries: str, keys: str) -> dict[str, object]:
         "k_shape_wanted": shape(keys, plan.num_kv_heads, plan.head_dim_qk, "n"),
         "q_sizes": ", ".join("_" if axis == "h" else names[axis] for axis in queries) + ", _",
         "key_axis": keys.index("n"),
+        "lse_shape": shape(queries.replace("h", "").replace("m", "hm"), plan.num_qo_heads, 0).removesuffix(", 0"),
     }
 
 
@@ -218,6 +286,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``kernels/prefill.py.j2``."""
     prefill = plan.prefill
     assert prefill is not None
+    words = _LENGTHS[prefill.lengths]
     queries, keys = _PREFILL_AXES[prefill.layout]
     strides, _ = _strides(plan, queries, keys, queries)
     names = strides["strides"]
@@ -227,8 +296,21 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
         | strides
         | _shapes(plan, queries, keys)
         | {
-            "problem": f"Attention of M query tokens against N keys: {_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
-            "runtime_arguments": _argument_list((*names, "B", "M", "N", "heads_per_section")),
+            "problem": f"{words.problem}{_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
+            "runtime_arguments": _argument_list((*names, *words.sizes, "heads_per_section")),
+            "address": "ragged" if prefill.layout == "ragged" else "dense",
+            "lengths": prefill.lengths,
+            "rows": words.rows,
+            "keys": words.keys,
+            "shift": words.shift,
+            "row_position": words.row_position,
+            "first_row_end": words.first_row_end,
+            "most_rows": words.most_rows,
+            "index_pointers": words.index_pointers,
+            "index_parameters": "seq_lens, " if prefill.lengths == "seq_lens" else "",
+            "index_values": "".join(f"{name.removesuffix('_ptr')}, " for name in words.index_pointers),
+            "sizes": words.sizes,
+            "size_values": ", ".join(words.sizes),
             "bounds": _bounds(plan.window),
             "longest_last": plan.window.right is not None and plan.window.left is None,
             "kv_head": "head" if plan.group_size == 1 else "kv_head",
