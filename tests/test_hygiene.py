@@ -261,6 +261,8 @@ GENERATED = [
     "WindowMask.kind",
     "WindowMask.left",
     "WindowMask.right",
+    "PrefillKernel.layout",
+    "PrefillKernel.padded",
     "DecodeKernel.num_splits",
 ]
 

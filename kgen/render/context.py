@@ -82,8 +82,8 @@ class _Lengths:
     problem: str  # opens the sentence about heads and mask
     position: str  # the law of a row's position
     laws: tuple[str, ...]
-    rows: str
-    keys: str
+    row_count: str
+    key_count: str
     shift: str  # from the number of a row to its position
     row_position: str
     first_row_end: str  # where the keys end that the block's first row sees, with nothing to its right
@@ -97,8 +97,8 @@ _LENGTHS = {
         problem="Attention of M query tokens against N keys: ",
         position="Query row i of M sits at position i + N - M of N keys (bottom-right aligned)",
         laws=(),
-        rows="M",
-        keys="N",
+        row_count="M",
+        key_count="N",
         shift=" + N - M",
         row_position="i + N - M (bottom-right aligned)",
         first_row_end="first_pos + 1",
@@ -114,8 +114,8 @@ _LENGTHS = {
             "of lse -inf.",
             "The launch depends on shapes only, so that a CUDA graph serves any seq_lens.",
         ),
-        rows="length",
-        keys="length",
+        row_count="length",
+        key_count="length",
         shift="",
         row_position="i",
         first_row_end="tl.minimum(first_pos + 1, length)",
@@ -132,8 +132,8 @@ _LENGTHS = {
             "lse are not written.",
             "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
         ),
-        rows="qo_len",
-        keys="kv_len",
+        row_count="qo_len",
+        key_count="kv_len",
         shift=" + kv_len - qo_len",
         row_position="i + kv_len - qo_len (bottom-right aligned)",
         first_row_end="first_pos + 1",
@@ -208,7 +208,7 @@ def _pretty(value: object, indent: int = 0) -> str:
 
 
 def _wrapped(law: str) -> str:
-    return "\n".join(textwrap.wrap(law, 110, subsequent_indent="  "))
+    return "\n".join(textwrap.wrap(law, 110, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _common(plan: KernelPlan) -> dict[str, object]:
@@ -300,8 +300,8 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "runtime_arguments": _argument_list((*names, *words.sizes, "heads_per_section")),
             "address": "ragged" if prefill.layout == "ragged" else "dense",
             "lengths": prefill.lengths,
-            "rows": words.rows,
-            "keys": words.keys,
+            "row_count": words.row_count,
+            "key_count": words.key_count,
             "shift": words.shift,
             "row_position": words.row_position,
             "first_row_end": words.first_row_end,

@@ -150,6 +150,8 @@ def _lengths(spec: SpecFile, kernel: str, tiles: Tiles) -> Iterator[Case]:
         return
     reason = "queries at the end of more keys; keys without queries, queries without keys"
     yield case("prefixes", reason, (3, 0, 5, 2), (keys + 3, 7, 0, 2), values="beacons")
+    yield case("far rows", _OFFSETS, (9,), layout="sparse_rows")
+    yield case("far request", _OFFSETS, (5, 5, 1), layout="sparse_rows")
     yield case("loose max_qo_len", "the host's bound is above every length", (3, 7), q_len=rows + 9)
 
 
