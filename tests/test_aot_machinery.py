@@ -39,7 +39,7 @@ SPEC = {
     "name": "toy",
     "attention": {"kind": "grouped", "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_v": 64},
     "dtype": "float16",
-    "kernels": {"prefill": {"kind": "prefill"}},
+    "kernels": {"prefill": {"kind": "prefill", "layout": "bhsd", "padded": False}},
 }
 _SCALE = tl.constexpr(0.125)
 
