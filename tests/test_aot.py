@@ -34,8 +34,15 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 # Rows that do not start on 16 bytes are loaded 2 bytes at a time, the same way everywhere: one target a vendor.
 UNALIGNED_TARGETS = ("sm_80", "gfx942")
 FULL_ON = "3.6."
-# One block a head dimension and a mask with one edge; two blocks without a mask; a mask with two edges.
-SAMPLE = ("llama3_8b/prefill", "llama3_8b/decode", "siglip/prefill", "mistral_7b/prefill")
+# One block a head dimension and a mask with one edge, dense and in pages; two blocks without a mask; a mask with two
+# edges.
+SAMPLE = (
+    "llama3_8b/prefill",
+    "llama3_8b/decode",
+    "llama3_8b_paged/decode_page16",
+    "siglip/prefill",
+    "mistral_7b/prefill",
+)
 
 
 @dataclass(frozen=True)

@@ -46,16 +46,22 @@ def case_of(module, spec, kind, b=2, m=3, n=5):
     dtype = DTYPES[spec.dtype]
     is_decode = spec.kernels[kind].kind == "decode"
     layout = "bhsd" if is_decode else spec.kernels[kind].layout
+    page_size = getattr(spec.kernels[kind].kv, "page_size", None)
+    tensors = ("q", "k", "v") if page_size is None else ("q", "k_cache", "v_cache")
+    columns = -(-n // (page_size or 1))
 
     def shape(heads, tokens):
         return {"bhsd": (b, heads, tokens), "bshd": (b, tokens, heads)}[layout]
 
     outer = (b, a.num_qo_heads) if is_decode else shape(a.num_qo_heads, m)
+    kv_shape = shape(a.num_kv_heads, n) if page_size is None else (b * columns, page_size, a.num_kv_heads)
     arguments = {
         "q": torch.randn(*outer, a.head_dim_qk).to(dtype),
-        "k": torch.randn(*shape(a.num_kv_heads, n), a.head_dim_qk).to(dtype),
-        "v": torch.randn(*shape(a.num_kv_heads, n), a.head_dim_v).to(dtype),
+        tensors[1]: torch.randn(*kv_shape, a.head_dim_qk).to(dtype),
+        tensors[2]: torch.randn(*kv_shape, a.head_dim_v).to(dtype),
     }
+    if page_size is not None:
+        arguments["block_table"] = torch.arange(b * columns, dtype=torch.int32).reshape(b, columns)
     if is_decode:
         arguments["seq_lens"] = torch.arange(b, dtype=torch.int32)
     return SimpleNamespace(
@@ -69,13 +75,15 @@ def case_of(module, spec, kind, b=2, m=3, n=5):
         heads=2 if layout == "bshd" else 1,  # the axis of heads
         tokens=1 if layout == "bshd" else 2,  # the axis of k's tokens
         spec=spec,
+        tensors=tensors,
+        page_size=page_size,
         kind=kind,
     )
 
 
 def call(case, **changes):
     arguments = {**case.args, **changes}
-    tensors = [arguments.pop(name) for name in ("q", "k", "v")]
+    tensors = [arguments.pop(name) for name in case.tensors]
     with interpreting():
         return case.module.attention(*tensors, **arguments)
 
@@ -112,9 +120,10 @@ def test_names_and_spec(kernel):
     parameters = inspect.signature(module.attention).parameters
     positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     keywords = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert positional == ["q", "k", "v"]
+    assert positional == list(kernel.tensors)
     decode = {"seq_lens": inspect.Parameter.empty, "num_splits": None, "max_seq_len": None}
-    assert keywords == {"out": None, "return_lse": False, **(decode if kernel.decode else {})}
+    paged = {"block_table": inspect.Parameter.empty} if kernel.page_size else {}
+    assert keywords == {"out": None, "return_lse": False, **paged, **(decode if kernel.decode else {})}
 
 
 def test_docstring_says_the_problem(kernel):
@@ -134,8 +143,9 @@ def test_docstring_says_the_problem(kernel):
         assert inspect.getdoc(function)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_tensors_are_checked(kernel, name):
+@pytest.mark.parametrize("position", [0, 1, 2], ids=["q", "k", "v"])
+def test_tensors_are_checked(kernel, position):
+    name = kernel.tensors[position]
     good = kernel.args[name]
     refused(kernel, TypeError, rf"^attention: {name} .*torch.Tensor.*list", **{name: [1.0]})
     other = torch.float64
@@ -152,10 +162,35 @@ def test_tensors_are_checked(kernel, name):
 
 
 def test_sizes_must_agree(kernel):
-    k, v = kernel.args["k"], kernel.args["v"]
-    refused(kernel, ValueError, r"^attention: k .*shape", k=k[:1])
-    refused(kernel, ValueError, r"^attention: v .*shape", v=v[:1])
-    refused(kernel, ValueError, r"^attention: v .*shape", v=v.narrow(kernel.tokens, 0, v.shape[kernel.tokens] - 1))
+    _, key, value = kernel.tensors
+    k, v = kernel.args[key], kernel.args[value]
+    refused(kernel, ValueError, rf"^attention: {value} .*shape", **{value: v[:1]})
+    refused(
+        kernel,
+        ValueError,
+        rf"^attention: {value} .*shape",
+        **{value: v.narrow(kernel.tokens, 0, v.shape[kernel.tokens] - 1)},
+    )
+    if kernel.page_size is None:
+        refused(kernel, ValueError, r"^attention: k .*shape", k=k[:1])
+
+
+def test_the_pages_of_a_cache_are_checked(kernel):
+    if kernel.page_size is None:
+        with pytest.raises(TypeError, match="block_table"):
+            call(kernel, block_table=torch.zeros(2, 1, dtype=torch.int32))
+        return
+    size, table = kernel.page_size, kernel.args["block_table"]
+    for name in ("k_cache", "v_cache"):
+        other = torch.zeros_like(kernel.args[name]).repeat(1, 2, 1, 1)
+        refused(kernel, ValueError, rf"^attention: {name} .*, {size}, .*got .*, {2 * size}, ", **{name: other})
+    refused(kernel, TypeError, r"^attention: block_table .*torch.Tensor.*list", block_table=[[0]])
+    refused(kernel, TypeError, r"^attention: block_table .*int32.*int64", block_table=table.long())
+    refused(kernel, ValueError, r"^attention: block_table .*shape", block_table=table[:1])
+    refused(kernel, ValueError, r"^attention: block_table .*shape", block_table=table[0])
+    refused(kernel, ValueError, r"^attention: block_table .*meta", block_table=table.to("meta"))
+    gaps = torch.zeros(2, 6, dtype=torch.int32)[:, ::2]
+    refused(kernel, ValueError, r"^attention: block_table .*contiguous", block_table=gaps)
 
 
 def test_out_is_checked(kernel):
@@ -195,7 +230,7 @@ def test_lengths_and_splits_are_checked(kernel):
 
 
 def test_keywords_are_keywords(kernel):
-    tensors = [kernel.args[name] for name in ("q", "k", "v")]
+    tensors = [kernel.args[name] for name in kernel.tensors]
     with pytest.raises(TypeError):
         kernel.module.attention(*tensors, None)
     with pytest.raises(TypeError):
@@ -221,7 +256,7 @@ def test_a_gpu_without_a_row_is_refused(kernel, monkeypatch):
 
 def test_a_cpu_tensor_without_the_interpreter_is_refused(kernel, monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    tensors = [kernel.args.pop(name) for name in ("q", "k", "v")]
+    tensors = [kernel.args.pop(name) for name in kernel.tensors]
     with pytest.raises(ValueError, match=r"^attention: q .*GPU.*TRITON_INTERPRET=1"):
         kernel.module.attention(*tensors, **kernel.args)
 
@@ -230,6 +265,7 @@ def test_a_cpu_tensor_without_the_interpreter_is_refused(kernel, monkeypatch):
 
 
 KINDS = {"prefill": {}, "tokens_first": {"kind": "prefill", "layout": "bshd"}, "decode": {}}
+KINDS |= {"paged": {"kind": "decode", "kv": {"kind": "paged", "page_size": 3}}}
 
 
 @pytest.fixture(params=KINDS)
@@ -273,6 +309,31 @@ def test_empty_problems_are_answered(small, b, m, n):
         assert (lse == -torch.inf).all()
 
 
+def test_pages_give_the_bits_of_a_dense_cache(tmp_path):
+    kernels = {"dense": {"kind": "decode"}} | {
+        f"page{n}": {"kind": "decode", "kv": {"kind": "paged", "page_size": n}} for n in (1, 3, 16, 64, 128)
+    }
+    loaded = load_spec(heads=4, kv_heads=2, head_dim=16, head_dim_v=24, kernels=kernels)
+    modules = generate(loaded, tmp_path)
+    case = case_of(modules["dense"], loaded.spec, "dense", 3, 1, 384)
+    k, v = case.args["k"], case.args["v"]
+    case.args["seq_lens"] = torch.tensor([300, 65, 0], dtype=torch.int32)
+    for name in kernels.keys() - {"dense"}:
+        paged = case_of(modules[name], loaded.spec, name, 3, 1, 384)
+        size, table = paged.page_size, torch.randperm(3 * 384 // paged.page_size, dtype=torch.int32)
+        pages = {}
+        for cache, dense in (("k_cache", k), ("v_cache", v)):
+            pages[cache] = torch.empty(paged.args[cache].shape, dtype=torch.float16)
+            pages[cache][table.long()] = dense.transpose(1, 2).reshape(-1, size, 2, dense.shape[-1])
+        pages |= {"q": case.args["q"], "block_table": table.reshape(3, -1), "seq_lens": case.args["seq_lens"]}
+        for splits in (None, 1, 3):
+            want, got = (
+                call(case, num_splits=splits, return_lse=True),
+                call(paged, **pages, num_splits=splits, return_lse=True),
+            )
+            assert all(map(torch.equal, got, want)), (name, splits)
+
+
 def test_splits_agree_with_no_splits(tmp_path):
     loaded = load_spec(heads=4, kv_heads=2, head_dim=16, head_dim_v=24)
     case = case_of(generate(loaded, tmp_path)["decode"], loaded.spec, "decode", 3, 1, 300)
@@ -286,5 +347,5 @@ def test_splits_agree_with_no_splits(tmp_path):
     alone = {name: case.args[name][1:2] for name in case.args}
     for splits in (1, 3):
         whole = call(case, num_splits=splits)
-        case_alone = SimpleNamespace(module=case.module, args=alone)
+        case_alone = SimpleNamespace(module=case.module, args=alone, tensors=case.tensors)
         assert torch.equal(call(case_alone, num_splits=splits), whole[1:2])

@@ -38,6 +38,30 @@ def test_keys_left_of_the_window_are_not_loaded(tmp_path):
     assert loaded_bytes(tmp_path, 4, None, {"kind": "sliding_window", "size": 40}) == [seen, seen]
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 17, 64])
+@pytest.mark.parametrize("mask", [MASKS["causal"], {"kind": "sliding_window", "size": 40}], ids=["causal", "window"])
+def test_a_paged_decode_reads_each_key_once_and_no_entry_behind_it(tmp_path, page_size, mask):
+    kernels = {"decode": {"kv": {"kind": "paged", "page_size": page_size}}}
+    loaded = load_spec(heads=4 * KV_HEADS, kv_heads=KV_HEADS, head_dim=WIDTH, mask=mask, kernels=kernels)
+    module = generate(loaded, tmp_path)["decode"]
+    max_pages = -(-150 // page_size)
+    k, v = (torch.randn(len(LENGTHS) * max_pages, page_size, KV_HEADS, WIDTH).half() for _ in range(2))
+    q = torch.randn(len(LENGTHS), 4 * KV_HEADS, WIDTH).half()
+    table = torch.randperm(len(k), dtype=torch.int32).reshape(len(LENGTHS), max_pages)
+    seen = [min(n, mask.get("size", n)) for n in LENGTHS]
+    with interpreting() as harness:
+        keys, values = harness.count(k), harness.count(v)
+        stale = [
+            harness.count(part)
+            for row, n, visible in zip(table, LENGTHS, seen, strict=True)
+            for part in (row[: (n - visible) // page_size], row[-(-n // page_size) :])
+        ]
+        module.attention(q, k, v, block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32))
+    once = sum(seen) * KV_HEADS * WIDTH * 2
+    assert (keys.bytes, values.bytes) == (once, once)
+    assert [count.bytes for count in stale] == [0] * len(stale)
+
+
 def test_prefill_skips_the_tiles_that_no_row_sees(tmp_path):
     def keys(mask):
         loaded = load_spec(heads=1, kv_heads=1, head_dim=WIDTH, mask=mask)

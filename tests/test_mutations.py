@@ -22,6 +22,9 @@ RAGGED = {**CAUSAL, "kernels": {"prefill": {"layout": "ragged"}}}
 PADDED_BATCH = {**CAUSAL, "kernels": {"prefill": {"padded": True}}}
 PADDED_FULL = {**FULL, "kernels": {"prefill": {"padded": True}}}
 TOKENS_FIRST = {**CAUSAL, "kernels": {"prefill": {"layout": "bshd"}}}
+PAGED = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 16}}}}
+PAGED_WINDOW = WINDOW | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 16}}}}
+TILE_IN_PAGE = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 64}}}}
 PADDED = {"heads": 2, "kv_heads": 1, "head_dim": 24, "mask": MASKS["causal"]}
 
 
@@ -148,6 +151,38 @@ MUTATIONS = (
     Mutation("decode: row offsets in 32 bits", "decode", CAUSAL,
              "stride_vn = tl.cast(stride_vn, tl.int64) * STRIDE_UNIT",
              "stride_vn = stride_vn * STRIDE_UNIT"),
+    # Pages.
+    Mutation("paged: page index unmasked", "decode", PAGED,
+             "page = tl.load(table + position // 16, mask=position < length, other=0)",
+             "page = tl.load(table + position // 16)"),
+    Mutation("paged: page index of a tile unmasked", "decode", TILE_IN_PAGE, ", mask=start_n < length, other=0)", ")"),
+    Mutation("paged: entry behind the last key", "decode", PAGED, "mask=position < length, other=0",
+             "mask=position <= length, other=0"),
+    Mutation("paged: place in the page off by one", "decode", PAGED, "k_rows = page * stride_kp + position % 16",
+             "k_rows = page * stride_kp + (position + 1) % 16"),
+    Mutation("paged: place of a tile in its page", "decode", TILE_IN_PAGE, "start_n % 64 * stride_vn",
+             "start_n % 32 * stride_vn"),
+    Mutation("paged: page of another size", "decode", PAGED, "position // 16", "position // 17"),
+    Mutation("paged: page of the first tile throughout", "decode", PAGED, "position += BLOCK_N\n        page = ",
+             "position += BLOCK_N\n        _ = "),
+    Mutation("paged: neighbour's row of the table", "decode", PAGED, "batch * stride_tb", "(batch + 1) * stride_tb"),
+    Mutation("paged: every request reads the first row", "decode", PAGED, "batch * stride_tb", "0 * stride_tb"),
+    Mutation("paged: rows of the table taken as dense", "decode", PAGED, "block_table.stride(0)",
+             "block_table.shape[1]"),
+    Mutation("paged: page offset in 32 bits", "decode", PAGED, "stride_kp = tl.cast(stride_kp, tl.int64) * STRIDE_UNIT",
+             "stride_kp = stride_kp * STRIDE_UNIT"),
+    Mutation("paged: page offset of a tile in 32 bits", "decode", TILE_IN_PAGE,
+             "stride_vp = tl.cast(stride_vp, tl.int64) * STRIDE_UNIT", "stride_vp = stride_vp * STRIDE_UNIT"),
+    Mutation("paged: offset in a page in 32 bits", "decode", PAGED,
+             "stride_vn = tl.cast(stride_vn, tl.int64) * STRIDE_UNIT", "stride_vn = stride_vn * STRIDE_UNIT"),
+    Mutation("paged: V read with K's strides", "decode", PAGED, "v_rows = page * stride_vp",
+             "v_rows = page * stride_kp"),
+    Mutation("paged: keys left of the window", "decode", PAGED_WINDOW, "position = length - num_keys + begin",
+             "position = begin"),
+    Mutation("paged: K tail not masked", "decode", PAGED, "k_rows[:, None], mask=n_ok[:, None], other=0.0)",
+             "k_rows[:, None])"),
+    Mutation("paged: V tail not zeroed", "decode", PAGED, "v_rows[:, None], mask=n_ok[:, None], other=0.0)",
+             "v_rows[:, None])"),
 )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ MASKS = st.one_of(
     ),
 )
 
+PAGE_SIZES = st.sampled_from([1, 2, 3, 16, 17, 64, 100, 256, 2048]) | st.integers(1, 2**20)
+
 
 @st.composite
 def facts(draw: st.DrawFn) -> dict[str, object]:
@@ -46,6 +48,7 @@ def facts(draw: st.DrawFn) -> dict[str, object]:
             "prefill": {},
             "decode": {"num_splits": draw(st.just("auto") | st.integers(1, 64))},
             "decode_long": {"kind": "decode", "num_splits": 32},
+            "decode_paged": {"kind": "decode", "kv": {"kind": "paged", "page_size": draw(PAGE_SIZES)}},
         },
     }
 
@@ -62,7 +65,7 @@ def test_every_spec_plans_and_renders_or_is_refused_with_the_numbers(options, ta
             assert diagnostic.code == "KG401"
             assert "bytes of shared memory" in diagnostic.message
         return
-    assert [plan.kernel for plan in plans] == ["decode", "decode_long", "prefill"]
+    assert [plan.kernel for plan in plans] == ["decode", "decode_long", "decode_paged", "prefill"]
     for plan in plans:
         source = render(plan)
         compile(source, plan.kernel, "exec")

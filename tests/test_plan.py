@@ -134,3 +134,25 @@ def test_a_plan_is_frozen_and_holds_nothing_of_pydantic():
         for field in fields(plan):
             assert type(getattr(plan, field.name)).__module__.split(".")[0] in ("builtins", "kgen")
             assert not type(getattr(plan, field.name)).__module__.startswith("kgen.spec")
+
+
+@pytest.mark.parametrize(
+    ("mask", "page_size", "address"),
+    [
+        ("{kind: causal}", 1, "paged"),
+        ("{kind: causal}", 32, "paged"),
+        ("{kind: causal}", 64, "paged_tile"),
+        ("{kind: causal}", 100, "paged"),
+        ("{kind: causal}", 2048, "paged_tile"),
+        # Tiles of a window start at its left edge, which lies anywhere in a page.
+        ("{kind: sliding_window, size: 128}", 64, "paged"),
+    ],
+)
+def test_one_page_index_serves_a_tile_only_where_every_tile_lies_in_a_page(mask, page_size, address):
+    text = changed("num_splits: auto", f"kv: {{kind: paged, page_size: {page_size}}}").replace("{kind: causal}", mask)
+    plan = plan_of(text, "decode")
+    assert plan.decode is not None
+    assert (plan.decode.address, plan.decode.page_size) == (address, page_size)
+    widest = max(tile.block_n for tile in (plan.unaligned, *(tile for _, tile in plan.launch)))
+    assert address == "paged" or page_size % widest == 0
+    assert f"page_size {page_size}" in dict(plan.reasons)

@@ -72,7 +72,6 @@ def test_a_gradient_of_a_paged_prefill() -> None:
         ("128", "128\n  sinks: true", ["7:10: [KG306]: not generated yet: attention sinks"]),
         ("128", "128\n  logits_soft_cap: 50.0", ["7:20: [KG307]: not generated yet: soft cap of the logits"]),
         ("128", "128\n  alibi: true", ["7:10: [KG308]: not generated yet: ALiBi"]),
-        ("num_splits: auto", "kv: {kind: paged, page_size: 16}", ["11:12: [KG313]: not generated yet: decode from a paged cache"]),
         ("num_splits: auto", "q_len: 2", ["11:19: [KG314]: not generated yet: several query tokens a request"]),
         ("{num_splits: auto}", "{num_splits: auto}\n  backward: {}", ["12:3: [KG315]: not generated yet: backward"]),
     ],
@@ -117,6 +116,7 @@ def test_latent_layers_are_not_generated_yet_and_have_the_form_of_the_kernel() -
         ("bfloat16", "bfloat16\ntargets: [gfx942]"),
         ("{num_splits: auto}", "{num_splits: 1}\n  decode_long: {kind: decode, num_splits: 64}"),
         ("{num_splits: auto}", "{kv: {kind: contiguous}}"),
+        ("{num_splits: auto}", "{kv: {kind: paged, page_size: 17}}"),
         ("{num_splits: auto}", "{}"),
     ],
 )
@@ -127,9 +127,12 @@ def test_what_is_generated_loads(change: tuple[str, str]) -> None:
 def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     """A row whose test never fires would refuse, or promise, nothing."""
     loaded = load(changed("head_dim_qk: 128", "head_dim_qk: 192\n  head_dim_v: 128")).spec
+    paged = load(changed("num_splits: auto", "kv: {kind: paged, page_size: 16}")).spec
     masks = [{"kind": "full"}, {"kind": "sliding_window", "size": 4}, {"kind": "window", "left": 1, "right": 1}]
     data = loaded.model_dump()
-    specs = [loaded] + [SpecFile.model_validate(data | {"attention": data["attention"] | {"mask": m}}) for m in masks]
+    specs = [loaded, paged] + [
+        SpecFile.model_validate(data | {"attention": data["attention"] | {"mask": m}}) for m in masks
+    ]
     prefills: list[dict[str, object]] = [{"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BATCH = 3
 QUERY_TOKENS = 1019
 KEY_TOKENS = 4099
+PAGES = 1021
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Ite
     if kind == "prefill":
         yield from _prefill(spec, spec["kernels"][kernel], sizes)
     elif kind == "decode":
-        yield from _decode(spec, sizes)
+        yield from _decode(spec, spec["kernels"][kernel]["kv"], sizes)
     else:
         raise KgenError(f"{kernel}: no representative call is known for a kernel of kind {kind}")
 
@@ -107,16 +108,31 @@ def _index_arguments(kernel: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
     return {}
 
 
-def _decode(spec: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
+def _pages(spec: dict[str, Any], page_size: int, *, padding: int = 0) -> tuple[Any, Any]:
+    """k_cache ``[pages, page_size, Hkv, Dqk]`` and v_cache ``[pages, page_size, Hkv, Dv]``."""
+    layer = spec["attention"]
+    tokens = (PAGES, page_size, layer["num_kv_heads"])
+    return (
+        _tensor(spec, *tokens, layer["head_dim_qk"], padding=padding),
+        _tensor(spec, *tokens, layer["head_dim_v"], padding=padding),
+    )
+
+
+def _decode(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
     import torch
 
     layer = spec["attention"]
     q = _tensor(spec, sizes.batch, layer["num_qo_heads"], layer["head_dim_qk"])
-    k, v = _keys_and_values(spec, sizes)
+    index: dict[str, Any] = {}
+    if kv["kind"] == "paged":
+        max_pages = -(-sizes.key_tokens // kv["page_size"])
+        index["block_table"] = torch.empty((sizes.batch, max_pages), dtype=torch.int32, device="cuda")
+        cache, unaligned = (_pages(spec, kv["page_size"], padding=padding) for padding in (0, 1))
+    else:
+        cache, unaligned = (_keys_and_values(spec, sizes, padding=padding) for padding in (0, 1))
     seq_lens = torch.empty((sizes.batch,), dtype=torch.int32, device="cuda")
     for num_splits in (None, 1, 3):
-        options = {"seq_lens": seq_lens, "num_splits": num_splits}
-        yield Call(f"decode num_splits={num_splits}", (q, k, v), options)
-        yield Call(f"decode num_splits={num_splits} with lse", (q, k, v), options | {"return_lse": True})
-        unaligned = _keys_and_values(spec, sizes, padding=1)
+        options = {**index, "seq_lens": seq_lens, "num_splits": num_splits}
+        yield Call(f"decode num_splits={num_splits}", (q, *cache), options)
+        yield Call(f"decode num_splits={num_splits} with lse", (q, *cache), options | {"return_lse": True})
         yield Call(f"decode num_splits={num_splits} of unaligned rows", (q, *unaligned), options)

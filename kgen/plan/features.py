@@ -157,6 +157,12 @@ GENERATED = (
         "`decode: {kv: {kind: contiguous}, num_splits: auto}`, or a number",
         _cache_is(DecodeKernel, ContiguousCache),
     ),
+    Feature(
+        "KG313",
+        "split-KV decode from a paged cache",
+        "`decode: {kv: {kind: paged, page_size: …}}`, any page size",
+        _cache_is(DecodeKernel, PagedCache),
+    ),
     Feature("KG350", "targets", f"`targets: [{', '.join(TARGETS)}]`", _targets),
 )
 
@@ -174,13 +180,6 @@ NOT_YET = (
         "prefill from a paged cache",
         "`prefill: {kv: {kind: paged, page_size: …}}`",
         _cache_is(PrefillKernel, PagedCache),
-    ),
-    Feature(
-        "KG313",
-        "decode from a paged cache",
-        "`decode: {kv: {kind: paged, page_size: …}}`",
-        _cache_is(DecodeKernel, PagedCache),
-        "kv: {kind: contiguous} is generated",
     ),
     Feature(
         "KG314",

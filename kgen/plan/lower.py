@@ -10,6 +10,7 @@ from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
 from kgen.plan.model import Block, DecodePlan, KernelPlan, PrefillPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.plan.tiles import candidates, unaligned
+from kgen.spec.cache import PagedCache
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
 from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
 
@@ -27,6 +28,11 @@ LENGTHS = {
     "shapes": "every request has all M queries and N keys",
     "seq_lens": "the grid covers the padded batch; programs of padding alone read no keys and write 0",
     "indptr": "the grid covers max_qo_len rows of every request; programs past a request's rows end at once",
+}
+# Beside the page size, for `kgen explain`.
+_PAGES_IN_WORDS = {
+    "paged": "a page index for each key, loaded one tile ahead",
+    "paged_tile": "a page holds a whole number of tiles of every target: one page index a tile, loaded one tile ahead",
 }
 MERGE_ELEMENTS = 4096  # float32 values of parts that one warp merges at a time: 128 registers a thread
 
@@ -116,7 +122,19 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     if is_decode:
         launch = _same_rows(launch)
 
+    unaligned_tile = unaligned(
+        template,
+        launch[0][0],
+        rows=launch[0][1].block_m,
+        lanes_qk=lanes(qk_blocks),
+        lanes_v=lanes(v_blocks),
+        dtype_bytes=dtype_bytes,
+    )
+    largest_tile = max(unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
+    decode = None
     head_tiles = -(-layer.group_size // launch[0][1].block_m) if is_decode else 1
+    if isinstance(kernel, DecodeKernel):
+        decode = _decode_plan(kernel, head_tiles, layer.head_dim_v, window, largest_tile)
     return KernelPlan(
         spec_name=spec.name,
         spec_path=spec_path(loaded),
@@ -139,17 +157,10 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         section_bytes=SECTION_BYTES,
         kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
         prefill=_prefill_plan(kernel) if isinstance(kernel, PrefillKernel) else None,
-        decode=_decode_plan(kernel, head_tiles, layer.head_dim_v) if isinstance(kernel, DecodeKernel) else None,
+        decode=decode,
         launch=tuple(launch),
-        unaligned=unaligned(
-            template,
-            launch[0][0],
-            rows=launch[0][1].block_m,
-            lanes_qk=lanes(qk_blocks),
-            lanes_v=lanes(v_blocks),
-            dtype_bytes=dtype_bytes,
-        ),
-        reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, head_tiles, launch)),
+        unaligned=unaligned_tile,
+        reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, launch, decode)),
     )
 
 
@@ -158,8 +169,21 @@ def _prefill_plan(kernel: PrefillKernel) -> PrefillPlan:
     return PrefillPlan(layout=kernel.layout, lengths=lengths)
 
 
-def _decode_plan(kernel: DecodeKernel, head_tiles: int, head_dim_v: int) -> DecodePlan:
+def _address(kernel: DecodeKernel, window: Window, largest_tile: int) -> str:
+    """How a tile finds its rows: the choice holds for every tile of the launch table."""
+    if not isinstance(kernel.kv, PagedCache):
+        return "contiguous"
+    # Tiles of a window begin at its left edge, wherever that lies in a page.
+    is_tile_in_page = kernel.kv.page_size % largest_tile == 0 and window.left is None
+    return "paged_tile" if is_tile_in_page else "paged"
+
+
+def _decode_plan(
+    kernel: DecodeKernel, head_tiles: int, head_dim_v: int, window: Window, largest_tile: int
+) -> DecodePlan:
     return DecodePlan(
+        address=_address(kernel, window, largest_tile),
+        page_size=kernel.kv.page_size if isinstance(kernel.kv, PagedCache) else None,
         num_splits=None if kernel.num_splits == "auto" else kernel.num_splits,
         head_tiles=head_tiles,
         programs_per_sm=PROGRAMS_PER_SM,
@@ -189,8 +213,8 @@ def _reasons(
     kernel: PrefillKernel | DecodeKernel,
     qk_blocks: tuple[Block, ...],
     v_blocks: tuple[Block, ...],
-    head_tiles: int,
     launch: list[tuple[str, Tile]],
+    decode: DecodePlan | None,
 ) -> list[tuple[str, str]]:
     reasons = [
         (f"head_dim_qk {layer.head_dim_qk}", _blocks_in_words(layer.head_dim_qk, qk_blocks)),
@@ -203,8 +227,8 @@ def _reasons(
         ("unaligned tile", "for tensors whose rows do not start on 16 bytes: loads of single elements, few registers"),
         (f"mask {layer.mask.kind}", "tiles outside the mask are skipped, full tiles carry no mask"),
     ]
-    if isinstance(kernel, DecodeKernel):
-        block_h = launch[0][1].block_m
+    if decode is not None:
+        block_h, head_tiles = launch[0][1].block_m, decode.head_tiles
         reasons.append(
             (
                 f"BLOCK_H {block_h}",
@@ -212,12 +236,14 @@ def _reasons(
                 f"each K/V tile is loaded {'once' if head_tiles == 1 else f'{head_tiles} times'} a group",
             )
         )
+        if decode.page_size is not None:
+            reasons.append((f"page_size {decode.page_size}", _PAGES_IN_WORDS[decode.address]))
         reasons.append(
             ("num_splits auto", "the tiles of the batch are dealt out equally, from seq_lens on the device")
-            if kernel.num_splits == "auto"
-            else (f"num_splits {kernel.num_splits}", "every request in that many equal ranges, whatever its batch")
+            if decode.num_splits is None
+            else (f"num_splits {decode.num_splits}", "every request in that many equal ranges, whatever its batch")
         )
-    else:
+    elif isinstance(kernel, PrefillKernel):
         reasons += [
             (f"lengths from {lengths}", why)
             for lengths, why in LENGTHS.items()

@@ -58,6 +58,8 @@ class PrefillPlan:
 class DecodePlan:
     """How a decode kernel cuts its work and merges the parts."""
 
+    address: str  # "contiguous" | "paged" | "paged_tile": parts/address_<address> and parts/locate_<address>
+    page_size: int | None  # tokens in a page; None is a contiguous cache
     num_splits: int | None  # fixed number of splits; None is the balanced schedule
     head_tiles: int  # tiles of query heads that cover a group
     programs_per_sm: int  # of the balanced schedule

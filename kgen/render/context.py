@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kgen.plan.blocks import next_power_of_2
 
 if TYPE_CHECKING:
-    from kgen.plan.model import Block, KernelPlan, Tile, Window
+    from kgen.plan.model import Block, DecodePlan, KernelPlan, Tile, Window
 
 LOG2_E = math.log2(math.e)
 
@@ -165,6 +165,9 @@ def _laws(plan: KernelPlan) -> list[str]:
         laws.append(
             "A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read."
         )
+        if plan.decode is not None and plan.decode.page_size is not None:
+            behind = "behind the last key" if plan.window.left is None else "behind the last key and before the window"
+            laws.append(f"Entries of block_table {behind} may hold anything: they are never read.")
         laws.append(
             "num_splits = n cuts every request into n equal ranges of tiles: its bits do not depend on its batch."
         )
@@ -231,6 +234,8 @@ def _common(plan: KernelPlan) -> dict[str, object]:
         "group_size": plan.group_size,
         "qk_blocks": qk,
         "v_blocks": v,
+        "k_tile": "start_n * stride_kn",
+        "v_tile": "start_n * stride_vn",
         "columns_used": qk if same else qk + v,
         "window": plan.window,
         "stride_unit": plan.stride_unit,
@@ -327,24 +332,67 @@ def _tile_of_heads(plan: KernelPlan, block_h: int) -> str:
     return "Every tile of K and V is loaded once for all the heads."
 
 
+def _contiguous_cache(plan: KernelPlan) -> dict[str, object]:
+    """What decode kernels over a dense cache call it and its strides."""
+    strides, inputs = _strides(plan, "bh", "bhn", "bh")
+    return strides | {
+        "cache": "contiguous",
+        "inputs": "q, k, v",
+        "loaded_by_rows": "q, k, v",
+        "input_pointers": ("q_ptr", "k_ptr", "v_ptr"),
+        "index_pointers": '"seq_lens_ptr"',
+        "input_strides": inputs,
+        "strides_passed": "*strides",
+        "wide_strides": ("stride_kn", "stride_vn"),
+        "rows_are_strided": True,
+    }
+
+
+def _paged_cache(plan: KernelPlan, decode: DecodePlan) -> dict[str, object]:
+    """The same for a paged cache; a page of one token has no stride inside, a single KV head none between heads."""
+    axes = "p" + "n" * (decode.page_size != 1) + "h" * (plan.num_kv_heads > 1)
+    cache_slice = {"pnh": "[:3]", "pn": "[:2]", "ph": "[::2]", "p": "[:1]"}[axes]
+    row_axes = axes.removesuffix("h")
+    keys, values = (tuple(f"stride_{tensor}{axis}" for axis in axes) for tensor in "kv")
+    inputs = ("stride_qb", "stride_qh", *keys, *values)
+    is_tile_in_page = decode.address == "paged_tile"
+    return {
+        "cache": "paged",
+        "inputs": "q, k_cache, v_cache, block_table",
+        "loaded_by_rows": "q, k_cache, v_cache",
+        "input_pointers": ("q_ptr", "k_ptr", "v_ptr", "block_table_ptr"),
+        "index_pointers": '"block_table_ptr", "seq_lens_ptr"',
+        "strides": (*inputs, "stride_ob", "stride_oh", "stride_tb"),
+        "input_strides": (*inputs, "stride_tb"),
+        "stride_values": f"*q.stride()[:2], *k_cache.stride(){cache_slice}, *v_cache.stride(){cache_slice}, "
+        "*out.stride()[:2]",
+        "strides_passed": "*strides, block_table.stride(0)",
+        "wide_strides": tuple(f"stride_{tensor}{axis}" for tensor in "kv" for axis in row_axes),
+        "rows_are_strided": is_tile_in_page,
+        "k_tile": "k_row" if is_tile_in_page else "k_rows[:, None]",
+        "v_tile": "v_row" if is_tile_in_page else "v_rows[:, None]",
+    }
+
+
 def decode_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``kernels/decode.py.j2``."""
     decode = plan.decode
     assert decode is not None
     block_h = plan.launch[0][1].block_m
-    strides, inputs = _strides(plan, "bh", "bhn", "bh")
-    names = strides["strides"]
+    cache = _contiguous_cache(plan) if decode.page_size is None else _paged_cache(plan, decode)
+    names = cache["strides"]
     assert isinstance(names, tuple)
     indices = ("kv_head",) * (plan.num_kv_heads > 1) + ("head_tile",) * (decode.head_tiles > 1)
     return (
         _common(plan)
-        | strides
+        | cache
         | {
+            "address": decode.address,
+            "page_size": decode.page_size,
             "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
             f"{_mask_in_words(plan)}.",
             "head_dim_qk": plan.head_dim_qk,
             "head_dim_v": plan.head_dim_v,
-            "input_strides": inputs,
             "split_arguments": _argument_list((*names, "num_splits")),
             "balanced_arguments": _argument_list((*names, "B", "num_parts")),
             "task": ("batch", *indices),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kgen.verify import interpreter, layouts
+from kgen.verify import interpreter, layouts, pages
 from kgen.verify.poison import LAYOUTS, Arena, PoisonedEmpty, same_bits
 
 if TYPE_CHECKING:
@@ -80,11 +80,21 @@ def _decode_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[t
     arguments: dict[str, Any] = {"return_lse": True, "seq_lens": arena.input("seq_lens", lengths, "b")}
     arguments |= {"num_splits": case.num_splits} if case.num_splits is not None else {}
     arguments |= {"max_seq_len": case.max_seq_len} if case.max_seq_len is not None else {}
-    tensors = (
-        arena.input("q", queries, "bhd", layout.q),
-        arena.input("k", k, "bhnd", layout.k, lengths),
-        arena.input("v", v, "bhnd", layout.v, lengths),
-    )
+    q_view = arena.input("q", queries, "bhd", layout.q)
+    if case.page_size is None:
+        tensors = (
+            q_view,
+            arena.input("k", k, "bhnd", layout.k, lengths),
+            arena.input("v", v, "bhnd", layout.v, lengths),
+        )
+    else:
+        cache = pages.lay_out(case, k, v)
+        tensors = (
+            q_view,
+            arena.pages("k_cache", cache.k, layout.k, cache.rows),
+            arena.pages("v_cache", cache.v, layout.v, cache.rows),
+        )
+        arguments["block_table"] = arena.table("block_table", cache.table, layout.k, cache.entries)
     if layout.out is not None:
         shape = (*queries.shape[:-1], v.shape[-1])
         arguments["out"] = arena.output("out", shape, "bhd", layout.out, q.dtype, q.device)

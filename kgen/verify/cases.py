@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kgen.spec.cache import PagedCache
 from kgen.spec.mask import SlidingWindowMask, WindowMask
 from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
 
@@ -37,6 +38,9 @@ class Case:
     ``num_splits`` and ``max_seq_len`` are for decode (``None`` leaves them out).
     ``tensors`` is the order of a prefill's axes. ``values`` and ``layout`` name
     the numbers and where they lie; ``target`` is the row of the launch table.
+    With a ``page_size`` the cache is paged, and ``shares_pages`` says that requests
+    have pages in common; pages further than ``reach`` keys before a query are
+    free, ``None`` frees none.
     """
 
     name: str
@@ -50,6 +54,9 @@ class Case:
     max_seq_len: int | None = None
     values: str = "normal"
     layout: str = "dense"
+    page_size: int | None = None
+    reach: int | None = None
+    shares_pages: bool = False
     every_program: bool = False  # the interpreter may run a sample of the others
     qo_lens: tuple[int, ...] | None = None
     tensors: str = "bhsd"  # or "bshd", "ragged"
@@ -99,9 +106,53 @@ def window_reach(spec: SpecFile) -> int | None:
 
 def interpreter_cases(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...]) -> tuple[Case, ...]:
     """The cases for Triton's interpreter: small, and every edge. ``launch`` holds one row a target."""
-    if isinstance(spec.kernels[kernel], DecodeKernel):
-        return tuple(_decode(spec, launch))
+    if _is_decode(spec, kernel):
+        return _paged(spec, kernel, launch, _decode(spec, launch))
     return (*_batched(spec, kernel, _prefill(spec, launch)), *_lengths(spec, kernel, launch[0]))
+
+
+def _is_decode(spec: SpecFile, kernel: str) -> bool:
+    return isinstance(spec.kernels[kernel], DecodeKernel)
+
+
+def _paged(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...], cases: Iterator[Case]) -> tuple[Case, ...]:
+    """The cases of a decode kernel as they are, or in pages and with those of the edges of pages."""
+    plan = spec.kernels[kernel]
+    assert isinstance(plan, DecodeKernel)
+    if not isinstance(plan.kv, PagedCache):
+        return tuple(cases)
+    size, reach = plan.kv.page_size, window_reach(spec)
+    # An expanded cache would be one page.
+    without = {"expanded"}
+    both = (*cases, *_page_edges(spec, launch[0], size))
+    return tuple(replace(case, page_size=size, reach=reach) for case in both if case.layout not in without)
+
+
+def _page_edges(spec: SpecFile, tiles: Tiles, size: int) -> Iterator[Case]:
+    assert isinstance(spec.attention, GroupedAttention)
+    t = tiles.keys
+
+    def case(name: str, reason: str, *lengths: int, spare: int = 0, **more: Any) -> Case:
+        fixed = {"target": tiles.target, "batch": len(lengths), "q_len": 1, "kv_len": max(lengths) + spare}
+        return Case(name, reason, **{**fixed, "seq_lens": lengths, "values": "beacons", **more})
+
+    edges = [n for n in (size - 1, size, size + 1) if n > 0]
+    # One length on the far side of the edge says most, where three would take long.
+    edges = edges if size * spec.attention.num_kv_heads <= 1024 else edges[-1:]
+    yield case("page edges", "a last page that lacks one token, is full, and holds one", *edges, spare=2 * size)
+    yield case("full table", "no entry behind the last page, and no tile ahead of the last", 1, 2 * t)
+    if 1 < size <= 256:
+        yield case("layout sparse_rows, whole pages", _OFFSETS, size, size - 1, num_splits=1, layout="sparse_rows")
+    yield case("pages and tiles", "pages and tiles that end in different places", 2 * t + 2, t + size % t, spare=t)
+    yield case("shared pages", "requests with a common prefix", 2 * t + 5, t + 3, 2 * t + 5, spare=1, shares_pages=True)
+    yield case(
+        "shared pages, more splits than pages",
+        "splits that own no page",
+        t + 3,
+        t + 1,
+        num_splits=2 + -(-(t + 3) // size) if size > t // 4 else 9,
+        shares_pages=True,
+    )
 
 
 def _batched(spec: SpecFile, kernel: str, made: Iterable[Case]) -> Iterator[Case]:
@@ -257,9 +308,13 @@ def _distinct(launch: tuple[Tiles, ...]) -> tuple[Tiles, ...]:
 def device_cases(spec: SpecFile, kernel: str, tiles: Tiles) -> tuple[Case, ...]:
     """The cases for a GPU with this row of the launch table: the interpreter's, and full shapes."""
     small = interpreter_cases(spec, kernel, (tiles,))
-    if isinstance(spec.kernels[kernel], DecodeKernel):
-        return (*small, *_long_decode(spec, tiles))
-    return (*small, *_batched(spec, kernel, _long_prefill(spec, tiles)))
+    if not _is_decode(spec, kernel):
+        return (*small, *_batched(spec, kernel, _long_prefill(spec, tiles)))
+    plan = spec.kernels[kernel]
+    assert isinstance(plan, DecodeKernel)
+    size = plan.kv.page_size if isinstance(plan.kv, PagedCache) else None
+    reach = window_reach(spec) if size is not None else None
+    return (*small, *(replace(case, page_size=size, reach=reach) for case in _long_decode(spec, tiles)))
 
 
 def _long_prefill(spec: SpecFile, tiles: Tiles) -> Iterator[Case]:

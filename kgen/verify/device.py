@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kgen.verify import layouts
+from kgen.verify import layouts, pages
 from kgen.verify.poison import same_bits
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
         arguments["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
         arguments["num_splits"] = case.num_splits
         arguments["max_seq_len"] = case.max_seq_len
+        if case.page_size is not None:
+            cache = pages.lay_out(case, k, v)
+            # A graph replays other lengths: every entry must name a page, as a server's tables do.
+            arguments["block_table"] = cache.table.where(cache.table < cache.k.shape[0], 0).clamp(min=0)
+            tensors = (tensors[0], cache.k, cache.v)
     else:
         lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
         tensors = tuple(
@@ -52,7 +57,7 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
         if want is not None and not same_bits(got, want):
             problems.append(f"{name} differs between two buffers of the same numbers")
     if case.is_decode:
-        problems += _graph(module, tensors, arguments)
+        problems += _graph(module, tensors, arguments, case.kv_len)
     return problems
 
 
@@ -61,7 +66,9 @@ def _as_decode(once: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, t
     return once[0].unsqueeze(2), once[1].unsqueeze(2)
 
 
-def _graph(module: ModuleType, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any]) -> list[str]:
+def _graph(
+    module: ModuleType, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], capacity: int
+) -> list[str]:
     """Capture a decode call, replay it with other lengths in its buffers, compare with plain calls."""
     lengths = arguments["seq_lens"]
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -72,7 +79,7 @@ def _graph(module: ModuleType, tensors: tuple[torch.Tensor, ...], arguments: dic
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = module.attention(*tensors, **arguments)
-    bound = arguments["max_seq_len"] or tensors[1].shape[2]
+    bound = arguments["max_seq_len"] or capacity
     problems = []
     kept = lengths.clone()
     for name, new in (("its own", kept), ("rolled", kept.roll(1)), ("no", kept * 0), ("full", kept * 0 + bound)):

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kgen.verify.interpreter import Audit
 
@@ -204,10 +204,44 @@ class Arena:
             ends = [int(lengths.max())] * stored.shape[0] if "b" in placement.shared else lengths.tolist()
             for b, end in enumerate(ends[: stored.shape[0]]):
                 self.poison.fill(stored[b, :, end:])
+        self._keep(name, view, buffer, placement)
+        return view
+
+    def _keep(self, name: str, view: torch.Tensor, buffer: torch.Tensor, placement: Placement) -> None:
+        """Note that a whole input may be read, and must not be written."""
         if self.audit is not None:
             self.audit.readable(view)
         if not placement.sparse:
             self._blocks.append(_Block(name, buffer, buffer.clone(), None))
+
+    def pages(self, name: str, values: torch.Tensor, placement: Placement, rows: torch.Tensor) -> torch.Tensor:
+        """A cache ``[pages, page_size, H, D]``; rows that ``rows[pages, page_size]`` leaves out hold poison.
+
+        The axes are those of a dense cache, pages in the place of requests; tokens lie before heads unless the
+        placement says otherwise.
+        """
+        if placement.order == DENSE.order:
+            placement = replace(placement, order="bnhd")
+        elif placement.order == "bnhd":
+            placement = replace(placement, order="bhnd")
+        view, buffer = self._view(values.shape, "bnhd", placement, values.dtype, values.device)
+        view.copy_(values)
+        undefined = torch.nonzero(~rows)
+        if undefined.numel():
+            filling = values.new_empty(len(undefined), values[0, 0].numel())
+            self.poison.fill(filling)
+            view[undefined[:, 0], undefined[:, 1]] = filling.reshape(-1, *values.shape[2:])
+        self._keep(name, view, buffer, placement)
+        return view
+
+    def table(self, name: str, values: torch.Tensor, placement: Placement, entries: Sequence[range]) -> torch.Tensor:
+        """A block table ``[B, max_pages]``, of which only ``entries`` of each request may be read."""
+        wide = Placement("bn", {"n": placement.pad.get("n", 0) + placement.pad.get("d", 0)}, placement.offset)
+        view, buffer = self._view(values.shape, "bn", wide, values.dtype, values.device)
+        view.copy_(values)
+        if self.audit is not None:
+            self.audit.readable(*(view[b, used.start : used.stop] for b, used in enumerate(entries)))
+        self._blocks.append(_Block(name, buffer, buffer.clone(), None))
         return view
 
     def output(

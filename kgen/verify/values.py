@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kgen.spec.model import GroupedAttention
+from kgen.verify import pages
 from kgen.verify.compare import DTYPES
 from kgen.verify.poison import LAYOUTS
 
@@ -115,7 +116,8 @@ def make(spec: SpecFile, case: Case, device: torch.device) -> Inputs:
     """``q[B, Hq, M, Dqk]``, ``k[B, Hkv, N, Dqk]``, ``v[B, Hkv, N, Dv]`` of a case, in the spec's dtype.
 
     The same numbers on every run; where the layout shares the memory of an
-    axis, all its indices hold the same ones.
+    axis, all its indices hold the same ones, and requests that share pages have
+    the same keys and values there.
     """
     a = spec.attention
     assert isinstance(a, GroupedAttention)
@@ -131,7 +133,10 @@ def make(spec: SpecFile, case: Case, device: torch.device) -> Inputs:
     )
     layout = LAYOUTS[case.layout]
     q, k, v = (x.to(draw.dtype) for x in MAKERS[case.values](draw))
-    return q, _shared(k, layout.k.shared), _shared(v, layout.v.shared)
+    k, v = _shared(k, layout.k.shared), _shared(v, layout.v.shared)
+    if case.page_size is not None:
+        k, v = pages.as_read(case, k, v)
+    return q, k, v
 
 
 def _shared(x: torch.Tensor, axes: str) -> torch.Tensor:

@@ -1,0 +1,91 @@
+"""Paged caches for the cases: pages in random order, shared ones, and a table full of stale entries."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kgen.reference.paging import gather
+
+if TYPE_CHECKING:
+    from kgen.verify.cases import Case
+
+# What a table holds beside the pages in use: no page, no address, and somebody's page.
+_STALE = (-1, 2**31 - 1, 0)
+# Pages that no request uses; a cache of no capacity has no page at all.
+_SPARE_PAGES = 2
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """Keys and values in pages, and which parts of them exist.
+
+    ``k[pages, page_size, Hkv, Dqk]``, ``v[.., Dv]``, ``table[B, max_pages]`` int32.
+    ``rows[pages, page_size]`` is true where a token that its query may see lies;
+    all other rows are undefined. ``entries[b]`` is the range of entries of request
+    ``b`` that name a page; the others are stale.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    table: torch.Tensor
+    rows: torch.Tensor
+    entries: tuple[range, ...]
+
+
+def lay_out(case: Case, k: torch.Tensor, v: torch.Tensor) -> PagedCache:
+    """Dense ``k[B, Hkv, N, Dqk]`` and ``v[B, Hkv, N, Dv]`` of a paged case in pages, the same on every call.
+
+    Where requests share a page, the last one's numbers stand in it.
+    """
+    size, lengths = case.page_size, case.seq_lens
+    assert size is not None
+    assert lengths is not None
+    # Pages left of every visible key may have been freed, and hold what a later owner wrote.
+    first_seen = [0 if case.reach is None else max(0, length - 1 - case.reach) for length in lengths]
+    entries = tuple(range(first // size, -(-length // size)) for first, length in zip(first_seen, lengths, strict=True))
+    owners = [(b, entry) for b, used in enumerate(entries) for entry in used]
+    # The last page, whose offset is the largest, belongs to the first request that has one.
+    pages = list(range(len(owners) + (_SPARE_PAGES if case.kv_len else 0)))
+    last = pages[-1:]
+    pages = pages[:-1]
+    random.Random(case.name).shuffle(pages)
+    pages = last + pages
+    page_of = dict(zip(owners, pages, strict=False))
+    if case.shares_pages:
+        # Whole pages of the first request are also the others' first pages.
+        for b, entry in owners:
+            if b and (0, entry) in page_of and (entry + 1) * size <= min(lengths[0], lengths[b]):
+                page_of[b, entry] = page_of[0, entry]
+    columns = -(-case.kv_len // size)
+    table = torch.tensor(
+        [[page_of.get((b, c), _STALE[(b + c) % len(_STALE)]) for c in range(columns)] for b in range(case.batch)],
+        dtype=torch.int32,
+        device=k.device,
+    ).reshape(case.batch, columns)
+    k_cache, v_cache = (x.new_zeros(len(pages), size, x.shape[1], x.shape[3]) for x in (k, v))
+    rows = torch.zeros(len(pages), size, dtype=torch.bool, device=k.device)
+    for (b, entry), page in page_of.items():
+        start, stop = entry * size, min((entry + 1) * size, lengths[b])
+        k_cache[page, : stop - start] = k[b, :, start:stop].transpose(0, 1)
+        v_cache[page, : stop - start] = v[b, :, start:stop].transpose(0, 1)
+        rows[page, max(0, first_seen[b] - start) : stop - start] = True
+    return PagedCache(k_cache, v_cache, table, rows, entries)
+
+
+def as_read(case: Case, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dense keys and values as the requests find them in the pages: the reference's inputs.
+
+    Tokens in freed pages are 0; no query sees them.
+    """
+    cache = lay_out(case, k, v)
+    assert case.seq_lens is not None
+    seen = cache.table.clone()
+    for b, used in enumerate(cache.entries):
+        seen[b, : used.start] = 0
+    lengths = torch.tensor(case.seq_lens, dtype=torch.int32)
+    dense_k, dense_v = (gather(pages, seen, lengths, k.shape[2]) for pages in (cache.k, cache.v))
+    return dense_k, dense_v
