@@ -223,6 +223,7 @@ def test_lengths_and_splits_are_checked(kernel):
     refused(kernel, ValueError, r"^attention: seq_lens .*contiguous", seq_lens=torch.zeros(4, dtype=torch.int32)[::2])
     for bad in (0, -1):
         refused(kernel, ValueError, rf"^attention: num_splits .*at least 1.*{bad}", num_splits=bad)
+    refused(kernel, ValueError, r"^attention: num_splits .*below \d+ for this batch", num_splits=10**30)
     refused(kernel, ValueError, r"^attention: max_seq_len .*-1", max_seq_len=-1)
     for bad in (2.0, "2", True):
         refused(kernel, TypeError, rf"^attention: num_splits .*int.*{type(bad).__name__}", num_splits=bad)
