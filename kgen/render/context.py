@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kgen.plan.blocks import next_power_of_2
+from kgen.render.words import LENGTHS, heads_in_words, laws, mask_in_words, pretty, wrapped
 
 if TYPE_CHECKING:
     from kgen.plan.model import Block, DecodePlan, KernelPlan, Tile, Window
@@ -52,166 +53,11 @@ def _dot_options(plan: KernelPlan) -> str:
     return ', input_precision="tf32"' if plan.allow_tf32 else ', input_precision="ieee"'
 
 
-def _heads_in_words(plan: KernelPlan) -> str:
-    q, kv = plan.num_qo_heads, plan.num_kv_heads
-    if q == kv:
-        return f"{q} heads, each with keys and values of its own (MHA)"
-    if kv == 1:
-        return f"{q} query heads share one KV head (MQA)"
-    return f"{q} query heads share {kv} KV heads, {plan.group_size} each (GQA)"
-
-
-def _mask_in_words(plan: KernelPlan) -> str:
-    left, right = plan.window.left, plan.window.right
-    if plan.mask == "full":
-        return "every query sees every key"
-    if plan.mask == "causal":
-        return "a query sees the keys up to its own position"
-    if plan.mask == "sliding_window":
-        assert left is not None
-        return f"a query sees the last {left + 1} keys up to its own position, its own included"
-    before = "all keys before it" if left is None else f"{left} keys before it"
-    after = "all keys after it" if right is None else f"{right} keys after it"
-    return f"a query sees its own position, {before} and {after}"
-
-
-@dataclass(frozen=True)
-class _Lengths:
-    """How a prefill kernel names the lengths of a request, and what its docstring says of them."""
-
-    problem: str  # opens the sentence about heads and mask
-    position: str  # the law of a row's position
-    laws: tuple[str, ...]
-    row_count: str
-    key_count: str
-    shift: str  # from the number of a row to its position
-    row_position: str
-    first_row_end: str  # where the keys end that the block's first row sees, with nothing to its right
-    most_rows: str  # of any request, for the grid
-    index_pointers: tuple[str, ...]
-    sizes: tuple[str, ...]
-
-
-_LENGTHS = {
-    "shapes": _Lengths(
-        problem="Attention of M query tokens against N keys: ",
-        position="Query row i of M sits at position i + N - M of N keys (bottom-right aligned)",
-        laws=(),
-        row_count="M",
-        key_count="N",
-        shift=" + N - M",
-        row_position="i + N - M (bottom-right aligned)",
-        first_row_end="first_pos + 1",
-        most_rows="M",
-        index_pointers=(),
-        sizes=("B", "M", "N"),
-    ),
-    "seq_lens": _Lengths(
-        problem="Attention of a padded batch, in which request b has seq_lens[b] queries and as many keys:\n",
-        position="Query row i of a request sits at position i of its keys",
-        laws=(
-            "Queries and keys at seq_lens[b] and beyond are padding: they are never read, their rows of out are 0 and "
-            "of lse -inf.",
-            "The launch depends on shapes only, so that a CUDA graph serves any seq_lens.",
-        ),
-        row_count="length",
-        key_count="length",
-        shift="",
-        row_position="i",
-        first_row_end="tl.minimum(first_pos + 1, length)",
-        most_rows="M",
-        index_pointers=("seq_lens_ptr",),
-        sizes=("B", "M"),
-    ),
-    "indptr": _Lengths(
-        problem="Attention of packed requests, each with its own number of queries and of keys:\n",
-        position="Query row i of a request with qo_len queries and kv_len keys sits at position i + kv_len - qo_len "
-        "(bottom-right aligned)",
-        laws=(
-            "Rows of q that no request owns, such as those past qo_indptr[B], are not read, and their rows of out and "
-            "lse are not written.",
-            "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
-        ),
-        row_count="qo_len",
-        key_count="kv_len",
-        shift=" + kv_len - qo_len",
-        row_position="i + kv_len - qo_len (bottom-right aligned)",
-        first_row_end="first_pos + 1",
-        most_rows="max_qo_len",
-        index_pointers=("qo_indptr_ptr", "kv_indptr_ptr"),
-        sizes=("B", "Tq", "max_qo_len"),
-    ),
-}
-
-
-def _laws(plan: KernelPlan) -> list[str]:
-    precision = {"float32": "products in IEEE float32", "tf32": "products in TF32, as the spec allows"}
-    laws = [
-        f"scores are q . k * {plan.sm_scale!r}; scores, softmax and accumulators are float32"
-        + (
-            f", {precision['tf32' if plan.allow_tf32 else 'float32']}."
-            if plan.dtype == "float32"
-            else f"; P is cast to {plan.dtype} for P . V."
-        )
-    ]
-    if plan.prefill is not None:
-        words = _LENGTHS[plan.prefill.lengths]
-        if plan.mask != "full":
-            laws.append(f"{words.position}; {_mask_in_words(plan)}.")
-        laws.append("A row that sees no key gives out = 0 and lse = -inf.")
-        laws += words.laws
-    else:
-        laws.append("The query sits at position seq_lens[b] - 1; " + _mask_in_words(plan) + ".")
-        laws.append(
-            "A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read."
-        )
-        if plan.decode is not None and plan.decode.page_size is not None:
-            behind = "behind the last key" if plan.window.left is None else "behind the last key and before the window"
-            laws.append(f"Entries of block_table {behind} may hold anything: they are never read.")
-        laws.append(
-            "num_splits = n cuts every request into n equal ranges of tiles: its bits do not depend on its batch."
-        )
-        assert plan.decode is not None
-        if plan.decode.num_splits is None:
-            laws.append(
-                "By default the tiles of the whole batch are dealt out equally to the GPU's programs, from seq_lens on "
-                "the device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch and on "
-                "the number of multiprocessors."
-            )
-        laws.append("The launch depends on shapes and max_seq_len only, so that a CUDA graph serves any seq_lens.")
-    return laws
-
-
 def _options(plan: KernelPlan, tile: Tile) -> str:
     rows = "BLOCK_M" if plan.template == "prefill" else "BLOCK_H"
     pairs = [(rows, tile.block_m), ("BLOCK_N", tile.block_n)]
     pairs += [("num_warps", tile.num_warps), ("num_stages", tile.num_stages)]
     return "{" + ", ".join(f'"{name}": {value}' for name, value in pairs) + "}"
-
-
-def _literal(value: object) -> str:
-    """``value`` as Python source, strings in double quotes."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{k}": {_literal(v)}' for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-    return repr(value)
-
-
-def _pretty(value: object, indent: int = 0) -> str:
-    """``_literal``, broken over lines where it would pass the line length."""
-    text = _literal(value)
-    pad = " " * (indent + 4)
-    if not isinstance(value, dict) or (len(text) + indent <= 90 and indent):
-        return text
-    lines = [f'{pad}"{key}": {_pretty(item, indent + 4)},' for key, item in value.items()]
-    return "\n".join(["{", *lines, " " * indent + "}"])
-
-
-def _wrapped(law: str) -> str:
-    return "\n".join(textwrap.wrap(law, 110, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _common(plan: KernelPlan) -> dict[str, object]:
@@ -221,8 +67,8 @@ def _common(plan: KernelPlan) -> dict[str, object]:
     return {
         "title": f"{plan.spec_name}: {plan.kernel}",
         "problem": "",
-        "laws": [_wrapped(law) for law in _laws(plan)],
-        "spec": _pretty(plan.spec),
+        "laws": [wrapped(law) for law in laws(plan)],
+        "spec": pretty(plan.spec),
         "dtype": plan.dtype,
         "tl_dtype": f"tl.{plan.dtype}",
         "torch_dtype": f"torch.{plan.dtype}",
@@ -291,7 +137,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``kernels/prefill.py.j2``."""
     prefill = plan.prefill
     assert prefill is not None
-    words = _LENGTHS[prefill.lengths]
+    words = LENGTHS[prefill.lengths]
     queries, keys = _PREFILL_AXES[prefill.layout]
     strides, _ = _strides(plan, queries, keys, queries)
     names = strides["strides"]
@@ -301,7 +147,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
         | strides
         | _shapes(plan, queries, keys)
         | {
-            "problem": f"{words.problem}{_heads_in_words(plan)};\n{_mask_in_words(plan)}.",
+            "problem": f"{words.problem}{heads_in_words(plan)};\n{mask_in_words(plan)}.",
             "runtime_arguments": _argument_list((*names, *words.sizes, "heads_per_section")),
             "address": "ragged" if prefill.layout == "ragged" else "dense",
             "lengths": prefill.lengths,
@@ -389,8 +235,8 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
         | {
             "address": decode.address,
             "page_size": decode.page_size,
-            "problem": f"Attention of one query token a request against its keys: {_heads_in_words(plan)};\n"
-            f"{_mask_in_words(plan)}.",
+            "problem": f"Attention of one query token a request against its keys: {heads_in_words(plan)};\n"
+            f"{mask_in_words(plan)}.",
             "head_dim_qk": plan.head_dim_qk,
             "head_dim_v": plan.head_dim_v,
             "split_arguments": _argument_list((*names, "num_splits")),

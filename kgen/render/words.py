@@ -1,0 +1,169 @@
+"""The sentences and literals that generated files hold."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kgen.plan.model import KernelPlan
+
+
+def heads_in_words(plan: KernelPlan) -> str:
+    """Which query heads share which KV heads."""
+    q, kv = plan.num_qo_heads, plan.num_kv_heads
+    if q == kv:
+        return f"{q} heads, each with keys and values of its own (MHA)"
+    if kv == 1:
+        return f"{q} query heads share one KV head (MQA)"
+    return f"{q} query heads share {kv} KV heads, {plan.group_size} each (GQA)"
+
+
+def mask_in_words(plan: KernelPlan) -> str:
+    """Which keys a query sees."""
+    left, right = plan.window.left, plan.window.right
+    if plan.mask == "full":
+        return "every query sees every key"
+    if plan.mask == "causal":
+        return "a query sees the keys up to its own position"
+    if plan.mask == "sliding_window":
+        assert left is not None
+        return f"a query sees the last {left + 1} keys up to its own position, its own included"
+    before = "all keys before it" if left is None else f"{left} keys before it"
+    after = "all keys after it" if right is None else f"{right} keys after it"
+    return f"a query sees its own position, {before} and {after}"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How a prefill kernel names the lengths of a request, and what its docstring says of them."""
+
+    problem: str  # opens the sentence about heads and mask
+    position: str  # the law of a row's position
+    laws: tuple[str, ...]
+    row_count: str
+    key_count: str
+    shift: str  # from the number of a row to its position
+    row_position: str
+    first_row_end: str  # where the keys end that the block's first row sees, with nothing to its right
+    most_rows: str  # of any request, for the grid
+    index_pointers: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+LENGTHS = {
+    "shapes": Lengths(
+        problem="Attention of M query tokens against N keys: ",
+        position="Query row i of M sits at position i + N - M of N keys (bottom-right aligned)",
+        laws=(),
+        row_count="M",
+        key_count="N",
+        shift=" + N - M",
+        row_position="i + N - M (bottom-right aligned)",
+        first_row_end="first_pos + 1",
+        most_rows="M",
+        index_pointers=(),
+        sizes=("B", "M", "N"),
+    ),
+    "seq_lens": Lengths(
+        problem="Attention of a padded batch, in which request b has seq_lens[b] queries and as many keys:\n",
+        position="Query row i of a request sits at position i of its keys",
+        laws=(
+            "Queries and keys at seq_lens[b] and beyond are padding: they are never read, their rows of out are 0 and "
+            "of lse -inf.",
+            "The launch depends on shapes only, so that a CUDA graph serves any seq_lens.",
+        ),
+        row_count="length",
+        key_count="length",
+        shift="",
+        row_position="i",
+        first_row_end="tl.minimum(first_pos + 1, length)",
+        most_rows="M",
+        index_pointers=("seq_lens_ptr",),
+        sizes=("B", "M"),
+    ),
+    "indptr": Lengths(
+        problem="Attention of packed requests, each with its own number of queries and of keys:\n",
+        position="Query row i of a request with qo_len queries and kv_len keys sits at position i + kv_len - qo_len "
+        "(bottom-right aligned)",
+        laws=(
+            "Rows of q that no request owns, such as those past qo_indptr[B], are not read, and their rows of out and "
+            "lse are not written.",
+            "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
+        ),
+        row_count="qo_len",
+        key_count="kv_len",
+        shift=" + kv_len - qo_len",
+        row_position="i + kv_len - qo_len (bottom-right aligned)",
+        first_row_end="first_pos + 1",
+        most_rows="max_qo_len",
+        index_pointers=("qo_indptr_ptr", "kv_indptr_ptr"),
+        sizes=("B", "Tq", "max_qo_len"),
+    ),
+}
+
+
+def laws(plan: KernelPlan) -> list[str]:
+    """The laws that apply to a kernel, a sentence or two each."""
+    precision = {"float32": "products in IEEE float32", "tf32": "products in TF32, as the spec allows"}
+    found = [
+        f"scores are q . k * {plan.sm_scale!r}; scores, softmax and accumulators are float32"
+        + (
+            f", {precision['tf32' if plan.allow_tf32 else 'float32']}."
+            if plan.dtype == "float32"
+            else f"; P is cast to {plan.dtype} for P . V."
+        )
+    ]
+    if plan.prefill is not None:
+        words = LENGTHS[plan.prefill.lengths]
+        if plan.mask != "full":
+            found.append(f"{words.position}; {mask_in_words(plan)}.")
+        found.append("A row that sees no key gives out = 0 and lse = -inf.")
+        found += words.laws
+    else:
+        found.append("The query sits at position seq_lens[b] - 1; " + mask_in_words(plan) + ".")
+        found.append(
+            "A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read."
+        )
+        if plan.decode is not None and plan.decode.page_size is not None:
+            behind = "behind the last key" if plan.window.left is None else "behind the last key and before the window"
+            found.append(f"Entries of block_table {behind} may hold anything: they are never read.")
+        found.append(
+            "num_splits = n cuts every request into n equal ranges of tiles: its bits do not depend on its batch."
+        )
+        assert plan.decode is not None
+        if plan.decode.num_splits is None:
+            found.append(
+                "By default the tiles of the whole batch are dealt out equally to the GPU's programs, from seq_lens on "
+                "the device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch and on "
+                "the number of multiprocessors."
+            )
+        found.append("The launch depends on shapes and max_seq_len only, so that a CUDA graph serves any seq_lens.")
+    return found
+
+
+def _literal(value: object) -> str:
+    """``value`` as Python source, strings in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{k}": {_literal(v)}' for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(v) for v in value) + "]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return repr(value)
+
+
+def pretty(value: object, indent: int = 0) -> str:
+    """``_literal``, broken over lines where it would pass the line length."""
+    text = _literal(value)
+    pad = " " * (indent + 4)
+    if not isinstance(value, dict) or (len(text) + indent <= 90 and indent):
+        return text
+    lines = [f'{pad}"{key}": {pretty(item, indent + 4)},' for key, item in value.items()]
+    return "\n".join(["{", *lines, " " * indent + "}"])
+
+
+def wrapped(law: str) -> str:
+    """A law over lines of the docstring."""
+    return "\n".join(textwrap.wrap(law, 110, subsequent_indent="  ", break_on_hyphens=False))
