@@ -123,8 +123,8 @@ def test_generated_source_is_clean(plan):
         arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
         used = {node.id for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
         assert not set(arguments) - used, function.name
-        # A paged decode takes the most: q, a cache, a table, lengths, outputs, scratch and their strides.
-        assert len(arguments) <= 25, function.name
+        # A paged cache adds its table and the table's stride to what the contiguous one takes.
+        assert len(arguments) <= (25 if "block_table_ptr" in arguments else 24), function.name
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         assert not {name for name in stored - read if name != "_"}, function.name
