@@ -15,3 +15,14 @@ def templates_dir() -> Path:
         if (folder / "kernels").is_dir():
             return folder
     raise KgenError(f"the templates of kgen are missing beside {PACKAGE}; install kgen again")
+
+
+def shipped(name: str) -> Path:
+    """A spec that comes with kgen, by its path below the repository: ``specs/llama3_8b.yaml``.
+
+    Raises ``KgenError`` where it is missing.
+    """
+    for folder in (PACKAGE, PACKAGE.parent):
+        if (folder / name).is_file():
+            return folder / name
+    raise KgenError(f"{name} is missing beside {PACKAGE}; install kgen again")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kgen import __version__
-from kgen.cli import cost, environment, generate, machine, plans, prove
+from kgen.cli import bench, cost, environment, generate, machine, plans, prove
 
 app = typer.Typer(
     name="kgen",
@@ -46,6 +46,7 @@ for _verb in (
     prove.verify,
     machine.inspect,
     cost.cost,
+    bench.bench,
     plans.schema,
     environment.doctor,
 ):
