@@ -79,7 +79,6 @@ def raise_if_lost(cause: BaseException) -> None:
     """Raise ``GpuLostError`` where a fault has ended this process's use of the GPU."""
     try:
         torch.cuda.synchronize()
-        torch.zeros(1, device="cuda").item()
     except RuntimeError as error:
         raise GpuLostError(f"the GPU is lost to this process: {one_line(cause)}") from error
 
