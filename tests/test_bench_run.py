@@ -192,8 +192,6 @@ def test_a_spec_of_the_users_own(tmp_path: Path) -> None:
 
 # Runs, on the CPU.
 
-pytestmark = pytest.mark.triton
-
 
 def good(problem: Problem) -> Candidate:
     out = right(problem)
@@ -251,6 +249,7 @@ def small(folder: Path, *kernels: str) -> list[Workload]:
     return [workload(path, kernel) for kernel in kernels]
 
 
+@pytest.mark.triton
 def test_a_peer_that_fails_costs_its_own_cell(tmp_path: Path, fake_peers: Sequence[Peer]) -> None:
     told: list[str] = []
     found = run(small(tmp_path, "contiguous", "paged"), Settings(2, ("write",), fake_peers), machine(), told.append)
@@ -290,6 +289,7 @@ def test_a_wrong_kernel_of_ours_is_not_timed(tmp_path: Path, monkeypatch: pytest
     assert row.timing(KGEN, "write") is None
 
 
+@pytest.mark.triton
 def test_a_workload_that_cannot_be_set_up_costs_its_own_row(tmp_path: Path) -> None:
     lengths = workload(spec_file(tmp_path, GROUPED), "bhsd", (9, 5), (9, 5))
     told: list[str] = []
@@ -298,6 +298,7 @@ def test_a_workload_that_cannot_be_set_up_costs_its_own_row(tmp_path: Path) -> N
     assert found.rows[1].timing(KGEN, "write") is not None
 
 
+@pytest.mark.triton
 def test_both_flushes_are_kept_apart(tmp_path: Path) -> None:
     class Slow(FakeClock):
         def samples(self, replay: Callable[[], Any], count: int) -> list[float]:
@@ -323,6 +324,7 @@ def test_a_time_budget_begins_no_more_and_says_what_is_left_out(tmp_path: Path) 
     assert kept[-1] == found
 
 
+@pytest.mark.triton
 def test_a_lost_gpu_ends_the_run_and_keeps_what_it_had(tmp_path: Path, fake_peers: Sequence[Peer]) -> None:
     def lost(error: BaseException) -> None:
         raise GpuLostError("the GPU is lost to this process: illegal access")
@@ -519,6 +521,7 @@ def test_a_record_in_which_our_kernel_was_wrong_ends_with_1(tmp_path: Path) -> N
     assert kgen("bench", "--from", path).exit_code == 1
 
 
+@pytest.mark.triton
 def test_the_verb_measures_what_it_is_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_peers: Sequence[Peer]
 ) -> None:
@@ -564,6 +567,15 @@ def test_without_a_gpu_it_ends_with_4_and_says_what_needs_none() -> None:
     assert "flashinfer" in listed.stdout
     data = json.loads(kgen("bench", "--list", "--format", "json").stdout)
     assert [one["id"] for one in data["workloads"]] == [one.id for one in workloads.WORKLOADS]
+
+
+def test_the_docs_have_every_peer_and_every_option() -> None:
+    text = (REPOSITORY / "docs/bench.md").read_text()
+    peers = text.partition("| key | peer | times |")[2].partition("\n\n")[0]
+    keys = {key for line in peers.splitlines()[2:] for key in re.findall(r"`([a-z0-9_]+)`", line.split("|")[1])}
+    assert keys == {peer.key for peer in PEERS}
+    options = set(re.findall(r"--[a-z-]+", kgen("bench", "--help").stdout)) - {"--help", "--show-completion"}
+    assert options <= set(re.findall(r"--[a-z-]+", text))
 
 
 def test_peers_are_chosen_by_key() -> None:

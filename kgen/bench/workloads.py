@@ -82,10 +82,19 @@ def spread_lengths(batch: int, least: int, most: int) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _spread(name: str, spec: str, kernel: str, batch: int, least: int, most: int, *, queries: int | None) -> Workload:
-    """A batch of lengths; ``queries=None`` is as many query tokens as keys."""
-    lengths = spread_lengths(batch, least, most)
-    return Workload(name, spec, kernel, lengths, lengths if queries is None else (queries,) * batch)
+def _spread(
+    name: str,
+    kernel: str,
+    batch: int,
+    span: tuple[int, int],
+    queries: int | None = None,
+    *,
+    spec: str,
+    group: str = "core",
+) -> Workload:
+    """A batch of lengths over ``span``; ``queries=None`` is as many query tokens as keys."""
+    lengths = spread_lengths(batch, *span)
+    return Workload(name, spec, kernel, lengths, lengths if queries is None else (queries,) * batch, group)
 
 
 _LLAMA, _PAGED, _MLA = "specs/llama3_8b.yaml", "specs/llama3_8b_paged.yaml", "benchmarks/specs/mla_h128.yaml"
@@ -102,26 +111,26 @@ WORKLOADS: tuple[Workload, ...] = (
     uniform("d", "benchmarks/specs/mha_d128.yaml", "decode", 16, 1, 4096),
     uniform("f1", _PAGED, "decode_page1", 64, 1, 8192),
     uniform("f16", _PAGED, "decode_page16", 64, 1, 8192),
-    uniform("g1", _LLAMA, "prefill", 1, 8192, 8192),
-    uniform("g3", _LLAMA, "prefill", 1, 16384, 16384),
-    uniform("g5", _LLAMA, "prefill", 1, 512, 32768),
     uniform("e1", _MLA, "decode", 1, 1, 131072),
     uniform("e2", _MLA, "decode", 128, 1, 4096),
     uniform("e3", _MLA, "decode", 64, 1, 16384),
     uniform("e4", "benchmarks/specs/mla_h16.yaml", "decode", 64, 1, 8192),
+    uniform("g1", _LLAMA, "prefill", 1, 8192, 8192),
+    uniform("g3", _LLAMA, "prefill", 1, 16384, 16384),
+    uniform("g5", _LLAMA, "prefill", 1, 512, 32768),
     uniform("h", _MLA, "prefill", 1, 8192, 8192),
     uniform("k", _D64, "prefill", 1, 16384, 16384),
     uniform("g-short", _LLAMA, "prefill", 8, 2048, 2048),
     uniform("g-full", "benchmarks/specs/gqa_full.yaml", "prefill", 1, 8192, 8192),
     uniform("g-window", "specs/mistral_7b.yaml", "prefill", 1, 16384, 16384),
-    _spread("r-decode", _LLAMA, "decode", 96, 1024, 8192, queries=1),
-    _spread("r-paged", _PAGED, "decode_page16", 96, 1024, 8192, queries=1),
-    _spread("r-prefill", _LAYOUTS, "ragged", 16, 256, 4096, queries=None),
-    _spread("r-chunks", _LAYOUTS, "ragged_page16", 16, 1024, 16384, queries=256),
-    _spread("r-padded", _LAYOUTS, "padded", 16, 256, 4096, queries=None),
-    uniform("g-bshd", _LAYOUTS, "bshd", 1, 8192, 8192),
+    _spread("r-decode", "decode", 96, (1024, 8192), 1, spec=_LLAMA),
+    _spread("r-paged", "decode_page16", 96, (1024, 8192), 1, spec=_PAGED),
+    _spread("r-prefill", "ragged", 16, (256, 4096), spec=_LAYOUTS),
     uniform("j1", _SINKS, "decode", 64, 1, 8192),
     uniform("j2", _SINKS, "prefill", 1, 8192, 8192),
+    _spread("r-chunks", "ragged_page16", 16, (1024, 16384), 256, spec=_LAYOUTS, group="layouts"),
+    _spread("r-padded", "padded", 16, (256, 4096), spec=_LAYOUTS, group="layouts"),
+    uniform("g-bshd", _LAYOUTS, "bshd", 1, 8192, 8192, "layouts"),
     uniform("qwen2_5_7b.decode", "specs/qwen2_5_7b.yaml", "decode", 64, 1, 8192, "models"),
     uniform("falcon_7b.decode", "specs/falcon_7b.yaml", "decode", 64, 1, 8192, "models"),
     uniform("phi3_mini.decode", "specs/phi3_mini.yaml", "decode", 32, 1, 4096, "models"),
@@ -153,7 +162,7 @@ def find(names: Iterable[str]) -> tuple[Workload, ...]:
     if unknown:
         known = ", ".join(workload.id for workload in WORKLOADS if workload.group == "core")
         raise InputError(
-            f"no workload is called {', '.join(unknown)}; there are {known}, those of the group models "
+            f"no workload is called {', '.join(unknown)}; there are {known}, those of other groups "
             "(kgen bench --list), and a spec of your own is named by its path"
         )
     return tuple(found.values())

@@ -37,7 +37,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[ID|SPEC]...",
-            help="Workloads by id or group (--list), or spec files of your own; default every id but the models'.",
+            help="Workloads by id or group (--list), or spec files of your own; default the group core.",
             show_default=False,
         ),
     ] = None,
