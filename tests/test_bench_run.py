@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from kgen.bench import compare, plots, record, report, timing, workloads
 from kgen.bench import peers as peer_table
 from kgen.bench import run as bench_run
+from kgen.bench.gpu import Captured
 from kgen.bench.inputs import Problem, UnsupportedError
 from kgen.bench.peers import PEERS, Candidate, Peer
 from kgen.bench.record import KGEN, READ, Ceilings, Cell, Record, Row
@@ -227,9 +228,16 @@ def fake_peers(monkeypatch: pytest.MonkeyPatch) -> tuple[Peer, ...]:
 
 
 def machine(clocks: dict[str, Any] | None = None, **changes: Any) -> Machine:
-    def captured(call: Callable[[], object]) -> Callable[[], Any]:
-        call()
-        return lambda: ("", 100.0)
+    def captured(call: Callable[[], Any]) -> Captured:
+        result = call()
+        out = result.clone() if isinstance(result, torch.Tensor) else result
+
+        def replay() -> tuple[str, float]:
+            if isinstance(out, torch.Tensor):
+                out.copy_(call())
+            return "", 100.0
+
+        return Captured(replay, out, call)
 
     on = Machine(
         device=torch.device("cpu"),
@@ -287,6 +295,21 @@ def test_a_wrong_kernel_of_ours_is_not_timed(tmp_path: Path, monkeypatch: pytest
     assert row.cells[KGEN].status == "wrong"
     assert re.match(r"a sampled row is wrong by .* of its size, allowed is 0.0001", row.cells[KGEN].reason or "")
     assert row.timing(KGEN, "write") is None
+
+
+@pytest.mark.triton
+def test_what_the_timed_replays_wrote_is_checked_again(tmp_path: Path) -> None:
+    """A graph that writes nothing leaves the NaN that its output is filled with before it is timed."""
+
+    def captured(call: Callable[[], Any]) -> Captured:
+        return Captured(lambda: ("", 100.0), call(), call)
+
+    told: list[str] = []
+    found = run(small(tmp_path, "contiguous"), Settings(1, ("write",), ()), machine(captured=captured), told.append)
+    cell = found.rows[0].cells[KGEN]
+    assert (cell.status, cell.error, cell.times) == ("wrong", None, {})
+    assert cell.reason == "after the timed replays a sampled row is wrong by inf of its size, allowed is 0.0001"
+    assert json.dumps(record.as_json(found), allow_nan=False)
 
 
 @pytest.mark.triton

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
 FLUSHES = {"write": 256 << 20, "read": 512 << 20}  # bytes written, or read, before each sample
 WARM_UP = 3
 # Distributions whose releases a figure depends on; those that are not installed are left out of a record.
-DISTRIBUTIONS = (
-    *("torch", "triton", "numpy", "fa3_fwd", "sgl-flash-mla", "flashinfer-python", "flash-attn-4"),
-    "nvidia-cudnn-cu13",
-)
+DISTRIBUTIONS = ("torch", "triton", "fa3_fwd", "sgl-flash-mla", "flashinfer-python", "flash-attn-4")
 
 
 def require() -> torch.device:
@@ -45,7 +43,7 @@ class GpuClock:
         else:
             self._flush = traffic.read(nbytes, device)
 
-    def samples(self, replay: Callable[[], None], count: int) -> list[float]:
+    def samples(self, replay: Callable[[], object], count: int) -> list[float]:
         """Microseconds of ``count`` replays after one that is not counted."""
         try:
             replay()
@@ -63,16 +61,27 @@ class GpuClock:
             raise
 
 
-def captured(call: Callable[[], object]) -> Callable[[], None]:
-    """``call`` as the replay of a CUDA graph, after calls that compile and choose."""
+@dataclass(frozen=True)
+class Captured:
+    """A call as a CUDA graph: ``replay`` runs it again, and writes ``out``, what the captured call returned.
+
+    A graph knows addresses alone, so ``call`` keeps every tensor alive that it reads and writes.
+    """
+
+    replay: Callable[[], object]
+    out: object
+    call: Callable[[], object]
+
+
+def captured(call: Callable[[], object]) -> Captured:
+    """Capture a call, after calls that compile and choose."""
     for _ in range(WARM_UP):
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    replay: Callable[[], None] = graph.replay
-    return replay
+        out = call()
+    return Captured(graph.replay, out, call)
 
 
 def raise_if_lost(cause: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kgen.bench.check import Expected
+    from kgen.bench.gpu import Captured
     from kgen.bench.inputs import Problem
     from kgen.bench.peers import Peer
     from kgen.bench.timing import Clock, Timing
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from kgen.models.accounting import KernelCost
     from kgen.spec.model import SpecFile
 
-    Replay = Callable[[], None]
+    Replay = Callable[[], object]
     Told = Callable[[str], None]
 
 
@@ -54,7 +56,7 @@ class Machine:
 
     device: torch.device
     clocks: Mapping[str, Clock[Replay]]
-    captured: Callable[[Callable[[], object]], Replay]
+    captured: Callable[[Callable[[], object]], Captured]
     read: Callable[[int], Callable[[], object]]
     ceiling_calls: Callable[[], Mapping[str, Callable[[], object]]]
     raise_if_lost: Callable[[BaseException], None]
@@ -127,6 +129,24 @@ def run(
     return record
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A candidate that was right, and its graph."""
+
+    candidate: Candidate
+    captured: Captured
+
+    @property
+    def out(self) -> torch.Tensor:
+        """What a replay writes."""
+        assert isinstance(self.captured.out, torch.Tensor)
+        return self.captured.out
+
+    def rows(self, request: int) -> torch.Tensor:
+        """``[Hq, M, Dv]`` of a request, of the last replay."""
+        return self.candidate.rows(self.out, request)
+
+
 class _Bench:
     """What the workloads of a run share."""
 
@@ -137,13 +157,13 @@ class _Bench:
     def ceilings(self) -> dict[str, Ceilings]:
         """The ceilings under each flush."""
         calls = self._on.ceiling_calls()
-        replays: dict[str, Replay] = {}
+        ready: dict[str, Captured] = {}
         for name, call in calls.items():
             with self._telling(f"ceiling {name}"):
-                replays[name] = self._on.captured(call)
-        timings = self._timed(replays, lambda name, error: self._told(f"ceiling {name}: {gpu.one_line(error)}"))
+                ready[name] = self._on.captured(call)
+        timings = self._timed(ready, lambda name, error: self._told(f"ceiling {name}: {gpu.one_line(error)}"))
         found = {flush: ceilings.of_timings(times) for flush, times in timings.items()}
-        del calls, replays
+        del calls, ready
         _free()
         return found
 
@@ -189,58 +209,64 @@ class _Bench:
         except UnsupportedError as error:
             cells[KGEN] = Cell("unsupported", str(error))
             return
-        expected = check.expect(problem)
-        replays: dict[str, Replay] = {}
-        self._prepare(KGEN, lambda: _generated(problem, kernels), expected, problem, cells, replays)
+        expected, limit = check.expect(problem), check.tolerance(spec)
+        ready: dict[str, _Ready] = {}
+        loaders: dict[str, Callable[[], Candidate]] = {KGEN: functools.partial(_generated, problem, kernels)}
         for peer in self._settings.peers:
-            if peer.name in self._missing:
-                cells[peer.name] = Cell("missing", self._missing[peer.name])
-            else:
-                self._prepare(peer.name, functools.partial(peer.prepare, problem), expected, problem, cells, replays)
+            loaders[peer.name] = functools.partial(peer.prepare, problem)
+        for name, load in loaders.items():
+            cells[name] = self._prepare(name, load, expected, limit, ready)
+        captured = {name: one.captured for name, one in ready.items()}
         work = _work(spec, workload)
         if problem.is_decode and work is not None:
             with self._telling(f"{workload.id}: {READ}"):
-                replays[READ] = self._on.captured(self._on.read(work.read_bytes))
+                captured[READ] = self._on.captured(self._on.read(work.read_bytes))
                 cells[READ] = Cell("measured")
 
         def failed(name: str, error: Exception) -> None:
-            cells[name] = replace(self._failure(error), note=cells[name].note, error=cells[name].error)
+            cells[name] = self._failure(error)
+            ready.pop(name, None)
 
-        for flush, timings in self._timed(replays, failed).items():
+        for flush, timings in self._timed(captured, failed).items():
             for name, timing in timings.items():
                 cells[name] = replace(cells[name], times={**cells[name].times, flush: timing})
+        for name, one in ready.items():
+            replayed = check.worst_error(expected, one.rows)
+            if not replayed <= limit:
+                cells[name] = _wrong(replayed, limit, cells[name].note, "after the timed replays ")
 
     def _prepare(
         self,
         name: str,
         load: Callable[[], Candidate],
         expected: tuple[Expected, ...],
-        problem: Problem,
-        cells: dict[str, Cell],
-        replays: dict[str, Replay],
-    ) -> None:
-        """Load a candidate, check a call of it, and capture it; or say in its cell why not."""
+        limit: float,
+        ready: dict[str, _Ready],
+    ) -> Cell:
+        """Load a candidate, check a call of it, and capture it into ``ready``; the cell says how far that went."""
+        if name in self._missing:
+            return Cell("missing", self._missing[name])
         try:
             candidate = load()
             out = candidate.call()
             error = check.worst_error(expected, lambda request: candidate.rows(out, request))
-            limit = check.tolerance(problem.spec)
             if not error <= limit:
-                reason = f"a sampled row is wrong by {error:.1e} of its size, allowed is {limit:g}"
-                cells[name] = Cell("wrong", reason, candidate.note, error)
-                return
-            replays[name] = self._on.captured(candidate.call)
-            cells[name] = Cell("measured", note=candidate.note, error=error)
+                return _wrong(error, limit, candidate.note)
+            one = _Ready(candidate, self._on.captured(candidate.call))
+            # The replays that are timed must write it again: it is checked once more after them.
+            one.out.fill_(float("nan"))
+            ready[name] = one
+            return Cell("measured", note=candidate.note, error=error)
         except NotGeneratedError as error:
-            cells[name] = Cell("not generated", str(error))
+            return Cell("not generated", str(error))
         except UnsupportedError as error:
-            cells[name] = Cell("unsupported", str(error))
+            return Cell("unsupported", str(error))
         except ImportError as error:
             self._missing[name] = gpu.one_line(error)
             self._told(f"{name} is left out: {self._missing[name]}")
-            cells[name] = Cell("missing", self._missing[name])
+            return Cell("missing", self._missing[name])
         except (Exception, SystemExit) as error:  # a peer may fail in any way
-            cells[name] = self._failure(error)
+            return self._failure(error)
 
     def _failure(self, error: BaseException) -> Cell:
         """The cell of what failed. Raises ``GpuLostError`` where that took the GPU with it."""
@@ -248,11 +274,11 @@ class _Bench:
         return Cell("failed", gpu.one_line(error))
 
     def _timed(
-        self, replays: Mapping[str, Replay], failed: Callable[[str, Exception], None]
+        self, captured: Mapping[str, Captured], failed: Callable[[str, Exception], None]
     ) -> dict[str, dict[str, Timing]]:
         """Timings under each flush; a candidate that fails under one is not tried under the next."""
         found: dict[str, dict[str, Timing]] = {}
-        going = dict(replays)
+        going = {name: one.replay for name, one in captured.items()}
 
         def drop(name: str, error: Exception) -> None:
             going.pop(name)
@@ -272,6 +298,11 @@ class _Bench:
         except Exception as error:
             self._on.raise_if_lost(error)
             self._told(f"{what}: {gpu.one_line(error)}")
+
+
+def _wrong(error: float, limit: float, note: str | None, when: str = "") -> Cell:
+    reason = f"{when}a sampled row is wrong by {error:.1e} of its size, allowed is {limit:g}"
+    return Cell("wrong", reason, note, error if math.isfinite(error) else None)
 
 
 def _generated(problem: Problem, kernels: Kernels) -> Candidate:

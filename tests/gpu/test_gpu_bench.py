@@ -46,5 +46,6 @@ def test_the_clock_sees_that_twice_the_bytes_take_about_twice_as_long() -> None:
     device = gpu.require()
     clock = gpu.GpuClock("write", device)
     once, twice = (gpu.captured(run.traffic.read(nbytes, device)) for nbytes in (1 << 29, 1 << 30))
-    found = timing.interleaved({"once": once, "twice": twice}, clock, 3, lambda name, error: pytest.fail(str(error)))
+    replays = {"once": once.replay, "twice": twice.replay}
+    found = timing.interleaved(replays, clock, 3, lambda name, error: pytest.fail(str(error)))
     assert 1.6 < found["twice"].us / found["once"].us < 2.4
