@@ -1,12 +1,19 @@
-"""Small layers in every layout that ``kgen bench`` knows, and their workloads."""
+"""Small layers in every layout that ``kgen bench`` knows, their workloads, and stand-ins for the GPU and for peers."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
-from kgen.bench.inputs import Problem
+from kgen.bench.gpu import Captured
+from kgen.bench.inputs import Problem, UnsupportedError
+from kgen.bench.peers import Candidate, Peer
+from kgen.bench.run import Machine
 from kgen.bench.workloads import YOURS, Workload
 from kgen.reference.evaluate import evaluate
 from kgen.spec.loader import LoadedSpec, load_specs
@@ -85,3 +92,73 @@ def right(problem: Problem) -> torch.Tensor:
         want, _ = evaluate(spec, *(x[None].double() for x in rows))
         problem.results(out, request).copy_(want[0])
     return out
+
+
+class FakeClock:
+    """Times replays that are functions of the number of their call; notes the order."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[Any, int]] = []
+
+    def samples(self, replay: Callable[[], Any], count: int) -> list[float]:
+        found = replay()
+        self.order.append((found[0], count))
+        return [found[1]] * count
+
+
+def good(problem: Problem) -> Candidate:
+    out = right(problem)
+    return Candidate(lambda: out, problem.results, "a copy")
+
+
+def wrong(problem: Problem) -> Candidate:
+    out = right(problem)
+    out += 1.0
+    return Candidate(lambda: out, problem.results)
+
+
+def absent(_: Problem) -> Candidate:
+    raise ModuleNotFoundError("No module named 'absent'")
+
+
+def picky(_: Problem) -> Candidate:
+    raise UnsupportedError("takes heads of another width")
+
+
+def broken(_: Problem) -> Candidate:
+    raise SystemExit("a library that ends the process\nin two lines")
+
+
+FAKES = (good, wrong, absent, picky, broken)
+
+
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> tuple[Peer, ...]:
+    """Peers that are right, wrong, not installed, not made for it, and ending the process."""
+    loaders = {f"fakes:{loader.__name__}": loader for loader in FAKES}
+    monkeypatch.setattr(Peer, "prepare", lambda peer, problem: loaders[peer.place](problem))
+    return tuple(Peer(loader.__name__, loader.__name__, f"fakes:{loader.__name__}") for loader in FAKES)
+
+
+def machine(clocks: dict[str, Any] | None = None, **changes: Any) -> Machine:
+    def captured(call: Callable[[], Any]) -> Captured:
+        result = call()
+        out = result.clone() if isinstance(result, torch.Tensor) else result
+
+        def replay() -> tuple[str, float]:
+            if isinstance(out, torch.Tensor):
+                out.copy_(call())
+            return "", 100.0
+
+        return Captured(replay, out, call)
+
+    on = Machine(
+        device=torch.device("cpu"),
+        clocks=clocks or {"write": FakeClock()},
+        captured=captured,
+        read=lambda nbytes: lambda: nbytes,
+        ceiling_calls=lambda: {name: lambda: None for name in ("read", "copy", "matmul")},
+        raise_if_lost=lambda error: None,
+        facts={"name": "a GPU of the test"},
+        versions={"torch": "1", "triton": "2"},
+    )
+    return dataclasses.replace(on, **changes)

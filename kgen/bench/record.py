@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEMA = 1  # raised when a field changes its meaning or goes
 KGEN, READ = "kgen", "read"  # the columns that are no peer: ours, and a bare read of the workload's bytes
 
-Status = Literal["measured", "not generated", "unsupported", "missing", "failed", "wrong"]
+Status = Literal["measured", "not generated", "unsupported", "skipped", "missing", "failed", "wrong"]
 
 
 @dataclass(frozen=True)

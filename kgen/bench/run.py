@@ -211,11 +211,14 @@ class _Bench:
             return
         expected, limit = check.expect(problem), check.tolerance(spec)
         ready: dict[str, _Ready] = {}
-        loaders: dict[str, Callable[[], Candidate]] = {KGEN: functools.partial(_generated, problem, kernels)}
+        generated = functools.partial(_generated, problem, kernels)
+        cells[KGEN] = self._prepare(KGEN, generated, expected, limit, ready)
         for peer in self._settings.peers:
-            loaders[peer.name] = functools.partial(peer.prepare, problem)
-        for name, load in loaders.items():
-            cells[name] = self._prepare(name, load, expected, limit, ready)
+            if peer.is_spare and ready.keys() - {KGEN}:
+                cells[peer.name] = Cell("skipped", "by default it is timed where no other peer is")
+                continue
+            load = functools.partial(peer.prepare, problem)
+            cells[peer.name] = self._prepare(peer.name, load, expected, limit, ready)
         captured = {name: one.captured for name, one in ready.items()}
         work = _work(spec, workload)
         if problem.is_decode and work is not None:

@@ -15,7 +15,6 @@ from kgen.spec.model import DecodeKernel, GroupedAttention
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from kgen.spec.loader import LoadedSpec
     from kgen.spec.model import Attention, SpecFile
@@ -169,7 +168,7 @@ def find(names: Iterable[str]) -> tuple[Workload, ...]:
 
 
 def of_spec(
-    loaded: LoadedSpec, path: Path, kernel: str | None, seq_lens: tuple[int, ...], queries: int | None
+    loaded: LoadedSpec, kernel: str | None, seq_lens: tuple[int, ...], queries: int | None
 ) -> tuple[Workload, ...]:
     """A workload for each kernel of a user's spec, or for the one that is named.
 
@@ -178,10 +177,10 @@ def of_spec(
     kernels = {name: kind for name, kind in loaded.spec.kernels.items() if kind.kind in ("prefill", "decode")}
     if kernel is not None and kernel not in kernels:
         raise InputError(
-            f"--kernel {kernel}: {path} has no such kernel to time; it has {', '.join(sorted(kernels)) or 'none'}"
+            f"--kernel {kernel}: {loaded.display} has no such kernel to time; it has {', '.join(sorted(kernels)) or 'none'}"
         )
     if not kernels:
-        raise InputError(f"{path}: no kernel of it can be timed; kgen bench times prefill and decode")
+        raise InputError(f"{loaded.display}: no kernel of it can be timed; kgen bench times prefill and decode")
     found = []
     for name, kind in sorted(kernels.items()):
         if kernel in (None, name):
@@ -189,7 +188,7 @@ def of_spec(
                 qo_lens = (kind.q_len,) * len(seq_lens)
             else:
                 qo_lens = seq_lens if queries is None else (queries,) * len(seq_lens)
-            found.append(Workload(f"{loaded.spec.name}.{name}", str(path), name, seq_lens, qo_lens, YOURS))
+            found.append(Workload(f"{loaded.spec.name}.{name}", loaded.display, name, seq_lens, qo_lens, YOURS))
     return tuple(found)
 
 

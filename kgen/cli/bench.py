@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kgen.bench.compare import Change
+    from kgen.bench.peers import Peer
     from kgen.bench.record import Record
     from kgen.bench.workloads import Workload
 
@@ -167,8 +168,8 @@ def _workloads(
     found: dict[str, Workload] = {}
     for name in names:
         if name in paths:
-            (loaded,) = load_specs([Path(name)], ungenerated="allowed")
-            chosen = workloads.of_spec(loaded, Path(name), kernel, lengths, queries)
+            specs = load_specs([Path(name)], ungenerated="allowed")
+            chosen = tuple(one for loaded in specs for one in workloads.of_spec(loaded, kernel, lengths, queries))
         else:
             chosen = workloads.find([name])
         found |= {workload.id: workload for workload in chosen}
@@ -216,7 +217,10 @@ def _write_beside(record: Record, out: Path) -> None:
         raise InputError(f"{table} cannot be written: {error.strerror or error}") from None
     written = [out, table]
     if plots.is_available():
-        written += plots.draw(record, out)
+        try:
+            written += plots.draw(record, out)
+        except Exception as error:  # whatever matplotlib raises: what was measured is told all the same
+            output.warning(f"no plots: {type(error).__name__}: {error}")
     else:
         output.note("no plots: matplotlib is not installed (pip install 'kgen[plot]')")
     output.note(f"wrote {', '.join(path.as_posix() for path in written)}")
@@ -283,8 +287,14 @@ def _list(format: Format) -> int:
         [(one.id, one.group, one.spec, one.kernel, one.shape) for one in WORKLOADS],
     )
     output.line("")
-    kinds = {(True, False): "default", (False, False): "by name: compiles for minutes", (True, True): "baseline"}
-    output.table(
-        ("PEER", "NAME", ""), [(peer.key, peer.name, kinds[peer.is_default, peer.is_baseline]) for peer in PEERS]
-    )
+    output.table(("PEER", "NAME", "TIMED"), [(peer.key, peer.name, _timed(peer)) for peer in PEERS])
     return 0
+
+
+def _timed(peer: Peer) -> str:
+    """When a peer is timed."""
+    if peer.is_baseline:
+        return "by default, as a baseline"
+    if peer.is_spare:
+        return "by default where no other peer is: it compiles for seconds"
+    return "by default" if peer.is_default else "when it is named: it compiles for minutes"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kgen.bench import gpu, run, timing
-from kgen.bench.peers import PEERS
+from kgen.bench.peers import chosen as chosen_peers
 from kgen.bench.record import KGEN, READ
 from tests.bench_support import GROUPED, LENGTHS, spec_file, workload
 
@@ -24,7 +24,7 @@ def test_a_small_run_times_what_it_checked(tmp_path: Path) -> None:
     chosen += [workload(path, kernel, (300, 200), (300, 200)) for kernel in ("padded", "ragged")]
     told: list[str] = []
     flushes = ("write", "read")
-    peers = tuple(peer for peer in PEERS if peer.is_default)
+    peers = chosen_peers("default,flex")
     found = run.run(chosen, run.Settings(2, flushes, peers), run.machine(flushes), told.append)
     assert set(LENGTHS) >= {one.kernel for one in chosen}
     assert len(found.rows) == len(chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kgen.errors import InputError
@@ -34,7 +34,8 @@ class Peer:
 
     The function raises ``UnsupportedError`` where the peer does not state the problem, and whatever the peer raises
     where it does not load. ``is_baseline`` marks plain kernels of kgen's own writing, which are no competitor.
-    ``is_default`` is false for a peer that compiles for minutes.
+    ``is_default`` is false for a peer that compiles for minutes. ``is_spare`` is true for one that compiles for
+    seconds, shape by shape, and is timed only where no peer before it was.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Peer:
     place: str
     is_baseline: bool = False
     is_default: bool = True
+    is_spare: bool = False
 
     def prepare(self, problem: Problem) -> Candidate:
         """The candidate for a problem."""
@@ -55,9 +57,9 @@ PEERS = (
     Peer("FA2", "fa2", "sdpa:flash"),
     Peer("FA3", "fa3", "flash_attention:fa3"),
     Peer("FA4", "fa4", "flash_attention:fa4"),
-    Peer("FlexAttention", "flex", "flex:flex"),
     Peer("FlashMLA", "flashmla", "flash_mla:flash_mla"),
     Peer("FlashInfer", "flashinfer", "flashinfer:flashinfer", is_default=False),
+    Peer("FlexAttention", "flex", "flex:flex", is_spare=True),
     Peer("head a program", "plain", "plain:head_a_program", is_baseline=True),
     Peer("plain MLA", "plain_mla", "plain:latent", is_baseline=True),
 )
@@ -65,6 +67,8 @@ PEERS = (
 
 def chosen(names: str) -> tuple[Peer, ...]:
     """Peers by their keys, comma separated; ``default`` and ``all`` stand for several.
+
+    A spare one that is named, or one of all, is timed everywhere.
 
     Raises ``InputError`` that lists every name that is no peer's.
     """
@@ -75,6 +79,9 @@ def chosen(names: str) -> tuple[Peer, ...]:
         raise InputError(
             f"--peers {names}: {', '.join(unknown) or 'nothing'} is no peer; there are default, all, {keys}"
         )
+    named = {peer.key for peer in PEERS if peer.key in wanted or "all" in wanted}
     return tuple(
-        peer for peer in PEERS if peer.key in wanted or "all" in wanted or ("default" in wanted and peer.is_default)
+        replace(peer, is_spare=peer.is_spare and peer.key not in named)
+        for peer in PEERS
+        if peer.key in named or ("default" in wanted and peer.is_default)
     )
