@@ -96,6 +96,11 @@ def _spread(
     return Workload(name, spec, kernel, lengths, lengths if queries is None else (queries,) * batch, group)
 
 
+def _model(spec: str, kernel: str, batch: int, queries: int, context: int) -> Workload:
+    """A batch of requests of one length for a kernel of a model's spec."""
+    return uniform(f"{spec}.{kernel}", f"specs/{spec}.yaml", kernel, batch, queries, context, "models")
+
+
 _LLAMA, _PAGED, _MLA = "specs/llama3_8b.yaml", "specs/llama3_8b_paged.yaml", "benchmarks/specs/mla_h128.yaml"
 _LAYOUTS = "benchmarks/specs/gqa_layouts.yaml"
 _D64, _SINKS = "benchmarks/specs/gqa_d64.yaml", "benchmarks/specs/gqa_d64_sinks.yaml"
@@ -130,21 +135,20 @@ WORKLOADS: tuple[Workload, ...] = (
     _spread("r-chunks", "ragged_page16", 16, (1024, 16384), 256, spec=_LAYOUTS, group="layouts"),
     _spread("r-padded", "padded", 16, (256, 4096), spec=_LAYOUTS, group="layouts"),
     uniform("g-bshd", _LAYOUTS, "bshd", 1, 8192, 8192, "layouts"),
-    uniform("qwen2_5_7b.decode", "specs/qwen2_5_7b.yaml", "decode", 64, 1, 8192, "models"),
-    uniform("falcon_7b.decode", "specs/falcon_7b.yaml", "decode", 64, 1, 8192, "models"),
-    uniform("phi3_mini.decode", "specs/phi3_mini.yaml", "decode", 32, 1, 4096, "models"),
-    uniform("mistral_7b.decode", "specs/mistral_7b.yaml", "decode", 64, 1, 16384, "models"),
-    uniform("gemma3_27b_full.decode", "specs/gemma3_27b_full.yaml", "decode", 32, 1, 8192, "models"),
-    uniform("gemma3_27b_sliding.decode", "specs/gemma3_27b_sliding.yaml", "decode", 64, 1, 16384, "models"),
-    uniform("llama3_405b.prefill", "specs/llama3_405b.yaml", "prefill", 1, 8192, 8192, "models"),
-    uniform("qwen2_5_7b.prefill", "specs/qwen2_5_7b.yaml", "prefill", 1, 8192, 8192, "models"),
-    uniform("falcon_7b.prefill", "specs/falcon_7b.yaml", "prefill", 2, 8192, 8192, "models"),
-    uniform("phi3_mini.prefill", "specs/phi3_mini.yaml", "prefill", 1, 8192, 8192, "models"),
-    uniform("gemma3_27b_full.prefill", "specs/gemma3_27b_full.yaml", "prefill", 1, 8192, 8192, "models"),
-    uniform("gemma3_27b_sliding.prefill", "specs/gemma3_27b_sliding.yaml", "prefill", 1, 16384, 16384, "models"),
-    uniform("siglip.prefill", "specs/siglip.yaml", "prefill", 64, 729, 729, "models"),
+    _model("qwen2_5_7b", "decode", 64, 1, 8192),
+    _model("falcon_7b", "decode", 64, 1, 8192),
+    _model("phi3_mini", "decode", 32, 1, 4096),
+    _model("mistral_7b", "decode", 64, 1, 16384),
+    _model("gemma3_27b_full", "decode", 32, 1, 8192),
+    _model("gemma3_27b_sliding", "decode", 64, 1, 16384),
+    _model("llama3_405b", "prefill", 1, 8192, 8192),
+    _model("qwen2_5_7b", "prefill", 1, 8192, 8192),
+    _model("falcon_7b", "prefill", 2, 8192, 8192),
+    _model("phi3_mini", "prefill", 1, 8192, 8192),
+    _model("gemma3_27b_full", "prefill", 1, 8192, 8192),
+    _model("gemma3_27b_sliding", "prefill", 1, 16384, 16384),
+    _model("siglip", "prefill", 64, 729, 729),
 )
-GROUPS = tuple(dict.fromkeys(workload.group for workload in WORKLOADS))
 
 
 def find(names: Iterable[str]) -> tuple[Workload, ...]:
@@ -176,9 +180,8 @@ def of_spec(
     """
     kernels = {name: kind for name, kind in loaded.spec.kernels.items() if kind.kind in ("prefill", "decode")}
     if kernel is not None and kernel not in kernels:
-        raise InputError(
-            f"--kernel {kernel}: {loaded.display} has no such kernel to time; it has {', '.join(sorted(kernels)) or 'none'}"
-        )
+        known = ", ".join(sorted(kernels)) or "none"
+        raise InputError(f"--kernel {kernel}: {loaded.display} has no such kernel to time; it has {known}")
     if not kernels:
         raise InputError(f"{loaded.display}: no kernel of it can be timed; kgen bench times prefill and decode")
     found = []

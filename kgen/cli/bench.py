@@ -266,13 +266,27 @@ def _print(record: Record, changes: Sequence[Change], tolerance: float) -> None:
 
 def _list(format: Format) -> int:
     from kgen.bench.peers import PEERS
-    from kgen.bench.workloads import WORKLOADS
+    from kgen.bench.workloads import WORKLOADS, layer_in_words
+    from kgen.resources import shipped
+    from kgen.spec.loader import load_specs
 
+    paths = {one.spec: shipped(one.spec) for one in WORKLOADS}
+    specs = {name: load_specs([path], ungenerated="allowed")[0].spec for name, path in paths.items()}
+    layers = {
+        one.id: layer_in_words(specs[one.spec].attention, specs[one.spec].kernels[one.kernel].kind) for one in WORKLOADS
+    }
     if format is Format.JSON:
         output.data(
             {
                 "workloads": [
-                    {"id": one.id, "group": one.group, "spec": one.spec, "kernel": one.kernel, "lengths": one.shape}
+                    {
+                        "id": one.id,
+                        "group": one.group,
+                        "spec": one.spec,
+                        "kernel": one.kernel,
+                        "layer": layers[one.id],
+                        "lengths": one.shape,
+                    }
                     for one in WORKLOADS
                 ],
                 "peers": [
@@ -283,8 +297,8 @@ def _list(format: Format) -> int:
         )
         return 0
     output.table(
-        ("ID", "GROUP", "SPEC", "KERNEL", "LENGTHS"),
-        [(one.id, one.group, one.spec, one.kernel, one.shape) for one in WORKLOADS],
+        ("ID", "GROUP", "SPEC", "KERNEL", "LAYER", "LENGTHS"),
+        [(one.id, one.group, one.spec, one.kernel, layers[one.id], one.shape) for one in WORKLOADS],
     )
     output.line("")
     output.table(("PEER", "NAME", "TIMED"), [(peer.key, peer.name, _timed(peer)) for peer in PEERS])
