@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kgen.bench import check, plain_kernels
 from kgen.bench.inputs import Problem, UnsupportedError, make
 from kgen.bench.kernels import Kernels, NotGeneratedError
-from kgen.bench.peers import Candidate, flash_attention, flash_mla, flashinfer, flex, plain, sdpa
+from kgen.bench.peers import Candidate, flash_attention, flash_mla, flashinfer, flex, plain, sdpa, shapes
 from kgen.bench.run import _generated
 from kgen.plan import features
 from tests.bench_support import GROUPED, LATENT, LENGTHS, load, right, spec_file, workload
@@ -287,6 +287,15 @@ def test_flash_mla_is_given_the_same_problem(tmp_path: Path, monkeypatch: pytest
         flash_mla.flash_mla(problem_of(tmp_path, text, "paged", dtype="bfloat16"))
     with pytest.raises(UnsupportedError, match="latent layers"):
         flash_mla.flash_mla(problem_of(tmp_path, GROUPED, "paged"))
+
+
+def test_a_library_that_is_there_and_does_not_load_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_peer.py").write_text("raise OSError('libc10_cuda.so: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"broken_peer does not load: OSError: libc10_cuda.so: cannot open"):
+        shapes.library("broken_peer")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'no_such_peer'"):
+        shapes.library("no_such_peer")
 
 
 class FakePages:

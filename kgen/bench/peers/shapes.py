@@ -18,8 +18,13 @@ WINDOW = "the keys of the window alone"
 
 
 def library(name: str) -> Any:
-    """A peer's module. Raises ``ImportError`` where it is not installed, and whatever its loading raises."""
-    return importlib.import_module(name)
+    """A peer's module. Raises ``ImportError`` where it is not installed, or does not load for another reason."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise
+    except Exception as error:  # a binary of another release of PyTorch fails in any way
+        raise ImportError(f"{name} does not load: {type(error).__name__}: {error}") from error
 
 
 def refuse_extras(problem: Problem, *, soft_cap: bool = False) -> None:
