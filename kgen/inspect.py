@@ -20,7 +20,7 @@ from kgen.render.emit import render
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kgen.plan.model import KernelPlan
+    from kgen.plan.model import ModulePlan
     from kgen.spec.loader import LoadedSpec
 
 # What a reader of a kernel looks for: kind of instruction, and the prefixes that count towards it.
@@ -91,7 +91,7 @@ def inspect(specs: Sequence[LoadedSpec], targets: Sequence[str] = (), *, cache_d
         if target not in known:
             raise InputError(f"no spec given is generated for {target}; their targets are {', '.join(sorted(known))}")
     with tempfile.TemporaryDirectory(prefix="kgen-inspect-") as folder:
-        by_path: dict[str, KernelPlan] = {}
+        by_path: dict[str, ModulePlan] = {}
         requests: list[tuple[Path, str]] = []
         for plan in plans:
             path = Path(folder) / plan.spec_name / f"{plan.kernel}.py"
@@ -109,7 +109,7 @@ def inspect(specs: Sequence[LoadedSpec], targets: Sequence[str] = (), *, cache_d
     )
 
 
-def _row(plan: KernelPlan, kernel: CompiledKernel) -> Row:
+def _row(plan: ModulePlan, kernel: CompiledKernel) -> Row:
     launch, resources = kernel.launch, kernel.resources
     constants = [f"{name}={value}" for name, value in launch.constants]
     counts = ((name, resources.count(*prefixes)) for name, prefixes in INSTRUCTIONS)
@@ -130,5 +130,5 @@ def _row(plan: KernelPlan, kernel: CompiledKernel) -> Row:
     )
 
 
-def _name(plan: KernelPlan) -> str:
+def _name(plan: ModulePlan) -> str:
     return f"{plan.spec_name}/{plan.kernel}.py"

@@ -20,6 +20,7 @@ BATCH = 3
 QUERY_TOKENS = 1019
 KEY_TOKENS = 4099
 PAGES = 1021
+PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call of ``attention``; ``label`` says what is particular about it."""
+    """Arguments of one call of the module's function; ``label`` says what is particular about it."""
 
     label: str
     args: tuple[Any, ...]
@@ -50,6 +51,8 @@ def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Ite
         yield from _prefill(spec, spec["kernels"][kernel], sizes)
     elif kind == "decode":
         yield from _decode(spec, spec["kernels"][kernel]["kv"], sizes)
+    elif kind == "merge_states":
+        yield from _merge_states(spec, spec["kernels"][kernel], sizes)
     else:
         raise KgenError(f"{kernel}: no representative call is known for a kernel of kind {kind}")
 
@@ -136,3 +139,28 @@ def _decode(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes) -> Iterator[
         yield Call(f"decode num_splits={num_splits}", (q, *cache), options)
         yield Call(f"decode num_splits={num_splits} with lse", (q, *cache), options | {"return_lse": True})
         yield Call(f"decode num_splits={num_splits} of unaligned rows", (q, *unaligned), options)
+
+
+def _merge_states(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
+    import torch
+
+    layer = spec["attention"]
+    heads, tokens = layer["num_qo_heads"], sizes.query_tokens
+    width = layer[{None: "head_dim_v", "absorbed": "kv_lora_rank", "expanded": "v_head_dim"}[kernel["form"]]]
+    out_shape, lse_shape = {
+        "bhd": ((sizes.batch, heads), (sizes.batch, heads)),
+        "bhsd": ((sizes.batch, heads, tokens), (sizes.batch, heads, tokens)),
+        "bshd": ((sizes.batch, tokens, heads), (sizes.batch, heads, tokens)),
+        "ragged": ((tokens, heads), (heads, tokens)),
+    }[kernel["layout"]]
+
+    def part(*parts: int, padding: int = 0) -> tuple[Any, Any]:
+        return (
+            _tensor(spec, *parts, *out_shape, width, padding=padding),
+            torch.empty((*parts, *lse_shape), dtype=torch.float32, device="cuda"),
+        )
+
+    for what, padding in (("", 0), (" of unaligned rows", 1)):
+        one, other = part(padding=padding), part(padding=padding)
+        yield Call(f"merge of a pair{what}", ((one[0], other[0]), (one[1], other[1])), {})
+        yield Call(f"merge of {PARTS} parts{what}", part(PARTS, padding=padding), {"return_lse": True})

@@ -13,7 +13,7 @@ from kgen.cli.output import Format
 from kgen.errors import InputError
 
 if TYPE_CHECKING:
-    from kgen.plan.model import KernelPlan
+    from kgen.plan.model import ModulePlan
 
 
 @guarded
@@ -53,7 +53,7 @@ def schema() -> int:
     return 0
 
 
-def _rows(plan: KernelPlan) -> list[dict[str, int | str]]:
+def _rows(plan: ModulePlan) -> list[dict[str, int | str]]:
     """The launch table: the numbers of a tile by name, and the shared memory that the target has."""
     from dataclasses import asdict
 
@@ -65,7 +65,7 @@ def _rows(plan: KernelPlan) -> list[dict[str, int | str]]:
     ]
 
 
-def _as_json(plan: KernelPlan) -> dict[str, object]:
+def _as_json(plan: ModulePlan) -> dict[str, object]:
     return {
         "spec": plan.spec_name,
         "path": plan.spec_path,
@@ -75,7 +75,7 @@ def _as_json(plan: KernelPlan) -> dict[str, object]:
     }
 
 
-def _print(plan: KernelPlan) -> None:
+def _print(plan: ModulePlan) -> None:
     output.line(f"{plan.spec_name}.{plan.kernel}, from {plan.spec_path}")
     output.table(("CHOICE", "WHY"), plan.reasons)
     output.line("")

@@ -17,6 +17,7 @@ from kgen.spec.model import (
     GroupedAttention,
     Kernel,
     LatentAttention,
+    MergeStatesKernel,
     PrefillKernel,
     SpecFile,
 )
@@ -162,6 +163,12 @@ GENERATED = (
         "split-KV decode from a paged cache",
         "`decode: {kv: {kind: paged, page_size: …}}`, any page size",
         _cache_is(DecodeKernel, PagedCache),
+    ),
+    Feature(
+        "KG351",
+        "merging of partial results",
+        "`merge_states: {layout: bhd}`, `bhsd`, `bshd` or `ragged`",
+        _kernel(MergeStatesKernel, "layout"),
     ),
     Feature("KG350", "targets", f"`targets: [{', '.join(TARGETS)}]`", _targets),
 )

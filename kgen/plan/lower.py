@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Problem
 from kgen.errors import SpecError
 from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
+from kgen.plan.merge import merge_plan
 from kgen.plan.model import Block, DecodePlan, KernelPlan, PrefillPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.plan.tiles import candidates, unaligned
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
-from kgen.spec.model import DecodeKernel, GroupedAttention, PrefillKernel
+from kgen.spec.model import DecodeKernel, GroupedAttention, MergeStatesKernel, PrefillKernel
 
 if TYPE_CHECKING:
+    from kgen.plan.model import ModulePlan
     from kgen.spec.loader import LoadedSpec
     from kgen.spec.model import Kernel
 
@@ -37,15 +39,18 @@ _PAGES_IN_WORDS = {
 MERGE_ELEMENTS = 4096  # float32 values of parts that one warp merges at a time: 128 registers a thread
 
 
-def lower(loaded: LoadedSpec) -> tuple[KernelPlan, ...]:
+def lower(loaded: LoadedSpec) -> tuple[ModulePlan, ...]:
     """The plans of a spec's kernels, by name.
 
     Raises:
         SpecError: KG401 where a target cannot hold any tile of a kernel, with the numbers.
     """
-    plans = []
+    plans: list[ModulePlan] = []
     problems: list[Problem] = []
     for name, kernel in sorted(loaded.spec.kernels.items()):
+        if isinstance(kernel, MergeStatesKernel):
+            plans.append(merge_plan(loaded, spec_path(loaded), name, kernel, DTYPE_BYTES[loaded.spec.dtype]))
+            continue
         plan = _lower_kernel(loaded, name, kernel, problems)
         if plan is not None:
             plans.append(plan)

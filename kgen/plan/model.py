@@ -47,6 +47,16 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class RowTile:
+    """A row of the launch table of a kernel that merges: ``block_r`` rows of the output a program."""
+
+    block_r: int
+    num_warps: int
+    num_stages: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
 class PrefillPlan:
     """How the tensors of a prefill kernel hold a batch."""
 
@@ -68,35 +78,53 @@ class DecodePlan:
     merge_warps: int
 
 
-@dataclass(frozen=True)
-class KernelPlan:
-    """Everything the renderer needs to write one module."""
+@dataclass(frozen=True, kw_only=True)
+class ModulePlan:
+    """What the plans of all kernels state: where a module comes from, and how it is launched."""
 
     spec_name: str
     spec_path: str  # as written in the header: "specs/llama3_8b.yaml"
     spec_digest: str
     spec: dict[str, object]  # the resolved spec as plain data, the module's SPEC
     kernel: str  # name of the module
-    template: str  # "prefill" | "decode": templates/kernels/<template>.py.j2
+    template: str  # "prefill" | "decode" | "merge_states": templates/kernels/<template>.py.j2
     dtype: str  # "float16" | "bfloat16" | "float32"
-    allow_tf32: bool
     num_qo_heads: int
+    head_dim_v: int
+    stride_unit: int  # elements in 16 bytes: rows at multiples of it load at full width
+    launch: tuple[tuple[str, Tile | RowTile], ...]  # by target, in the order of spec.targets
+    reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePlan(ModulePlan):
+    """Everything the renderer needs to write a module that merges partial results."""
+
+    launch: tuple[tuple[str, RowTile], ...]
+    layout: str  # of a part: "bhd" | "bhsd" | "bshd" | "ragged"
+    form: str | None  # of a latent layer, whose outputs are merged: "absorbed" | "expanded"
+    lanes: int  # power of two that holds a row of head_dim_v
+    most_rows: int  # of a part; rows are counted in 32 bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelPlan(ModulePlan):
+    """Everything the renderer needs to write a module that computes attention."""
+
+    launch: tuple[tuple[str, Tile], ...]
+    allow_tf32: bool
     num_kv_heads: int
     head_dim_qk: int
-    head_dim_v: int
     qk_blocks: tuple[Block, ...]
     v_blocks: tuple[Block, ...]
     sm_scale: float
     mask: str  # kind of the mask, for the words of the docstring
     window: Window
-    stride_unit: int  # elements in 16 bytes: rows at multiples of it load at full width
     section_bytes: int  # prefill: keys and values that heads in flight should share in L2
     kv_bytes_per_token: int  # of one KV head: a key and a value
     prefill: PrefillPlan | None  # what only prefill decides
     decode: DecodePlan | None  # what only decode decides
-    launch: tuple[tuple[str, Tile], ...]  # by target, in the order of spec.targets
     unaligned: Tile  # on every target, for tensors whose rows do not start on 16 bytes
-    reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
 
     @property
     def group_size(self) -> int:

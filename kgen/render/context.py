@@ -7,14 +7,16 @@ them, sentences of the docstring. No choice is made.
 from __future__ import annotations
 
 import math
-import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kgen.plan.blocks import next_power_of_2
-from kgen.render.words import LENGTHS, heads_in_words, laws, mask_in_words, pretty, wrapped
+from kgen.render.merge import merge_context
+from kgen.render.words import LENGTHS, argument_list, heads_in_words, laws, mask_in_words, pretty, wrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kgen.plan.model import Block, DecodePlan, KernelPlan, Tile, Window
 
 LOG2_E = math.log2(math.e)
@@ -65,6 +67,8 @@ def _common(plan: KernelPlan) -> dict[str, object]:
     qk = _named(plan.qk_blocks, "d")
     v = qk if same else _named(plan.v_blocks, "dv")
     return {
+        "function": "attention",
+        "leader": "q",
         "title": f"{plan.spec_name}: {plan.kernel}",
         "problem": "",
         "laws": [wrapped(law) for law in laws(plan)],
@@ -100,12 +104,6 @@ def _strides(plan: KernelPlan, q: str, kv: str, out: str) -> tuple[dict[str, obj
     names = inputs + tuple(f"stride_o{axis}" for axis in out)
     values = f"*q.stride()[:{len(q)}], *k.stride(){kv_slice}, *v.stride(){kv_slice}, *out.stride()[:{len(out)}]"
     return {"strides": names, "stride_values": values}, inputs
-
-
-def _argument_list(names: tuple[str, ...]) -> str:
-    """Quoted names, wrapped for the ``do_not_specialize`` of a decorator."""
-    text = ", ".join(f'"{name}"' for name in names) + ","
-    return textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)
 
 
 # Axes of queries and of keys in each layout, the last one left out.
@@ -148,7 +146,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
         | _shapes(plan, queries, keys)
         | {
             "problem": f"{words.problem}{heads_in_words(plan)};\n{mask_in_words(plan)}.",
-            "runtime_arguments": _argument_list((*names, *words.sizes, "heads_per_section")),
+            "runtime_arguments": argument_list((*names, *words.sizes, "heads_per_section")),
             "address": "ragged" if prefill.layout == "ragged" else "dense",
             "lengths": prefill.lengths,
             "row_count": words.row_count,
@@ -239,8 +237,8 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
             f"{mask_in_words(plan)}.",
             "head_dim_qk": plan.head_dim_qk,
             "head_dim_v": plan.head_dim_v,
-            "split_arguments": _argument_list((*names, "num_splits")),
-            "balanced_arguments": _argument_list((*names, "B", "num_parts")),
+            "split_arguments": argument_list((*names, "num_splits")),
+            "balanced_arguments": argument_list((*names, "B", "num_parts")),
             "task": ("batch", *indices),
             "task_index": "task_in_request" if len(indices) > 1 else "".join(indices),
             "task_in_words": {
@@ -267,4 +265,8 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
     )
 
 
-CONTEXTS = {"prefill": prefill_context, "decode": decode_context}
+CONTEXTS: dict[str, Callable[[Any], dict[str, object]]] = {
+    "prefill": prefill_context,
+    "decode": decode_context,
+    "merge_states": merge_context,
+}

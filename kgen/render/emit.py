@@ -9,10 +9,10 @@ from kgen.render.environment import environment
 from kgen.render.header import with_header
 
 if TYPE_CHECKING:
-    from kgen.plan.model import KernelPlan
+    from kgen.plan.model import ModulePlan
 
 
-def render(plan: KernelPlan) -> str:
+def render(plan: ModulePlan) -> str:
     """The whole module of one kernel, header included."""
     template = environment().get_template(f"kernels/{plan.template}.py.j2")
     body = template.render(CONTEXTS[plan.template](plan))

@@ -167,3 +167,9 @@ def pretty(value: object, indent: int = 0) -> str:
 def wrapped(law: str) -> str:
     """A law over lines of the docstring."""
     return "\n".join(textwrap.wrap(law, 110, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def argument_list(names: tuple[str, ...]) -> str:
+    """Quoted names, wrapped for the ``do_not_specialize`` of a decorator."""
+    text = ", ".join(f'"{name}"' for name in names) + ","
+    return textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)

@@ -14,8 +14,8 @@ from kgen.spec.names import ModuleName, PackageName
 DType = Literal["float16", "bfloat16", "float32"]
 Target = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"]
 TARGETS: tuple[Target, ...] = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
-KERNEL_KINDS = ("prefill", "decode", "backward")
-LATENT_FORMS = {"prefill": "expanded", "decode": "absorbed"}
+KERNEL_KINDS = ("prefill", "decode", "backward", "merge_states")
+LATENT_FORMS = {"prefill": "expanded", "decode": "absorbed", "merge_states": "absorbed"}
 
 HEAD_DIMS = range(8, 513, 8)
 
@@ -128,7 +128,22 @@ class BackwardKernel(SpecModel):
     deterministic: bool = Field(default=True, description="Bitwise equal gradients on every run.")
 
 
-Kernel = Annotated[PrefillKernel | DecodeKernel | BackwardKernel, Field(discriminator="kind")]
+class MergeStatesKernel(SpecModel):
+    """Attention over a set of keys from attention over its parts: outputs and LSE merged."""
+
+    kind: Literal["merge_states"]
+    layout: Literal["bhd", "bhsd", "bshd", "ragged"] = Field(
+        default="bhd", description="Layout of the parts: bhd is what decode returns, the others what prefill does."
+    )
+    form: Literal["absorbed", "expanded"] | None = Field(
+        default=None, description="Whose outputs a latent layer merges, kv_lora_rank or v_head_dim wide."
+    )
+
+
+Kernel = Annotated[
+    PrefillKernel | DecodeKernel | BackwardKernel | MergeStatesKernel,
+    Field(discriminator="kind"),
+]
 
 
 class SpecFile(SpecModel):

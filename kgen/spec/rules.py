@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Problem, joined
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import WindowMask
-from kgen.spec.model import BackwardKernel, DecodeKernel, GroupedAttention, LatentAttention, PrefillKernel
+from kgen.spec.model import BackwardKernel, DecodeKernel, GroupedAttention, LatentAttention, MergeStatesKernel, PrefillKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def _form_is_for_latent(spec: SpecFile) -> Iterator[Problem]:
     if isinstance(spec.attention, LatentAttention):
         return
     for name, kernel in spec.kernels.items():
-        if isinstance(kernel, PrefillKernel | DecodeKernel) and kernel.form is not None:
+        if isinstance(kernel, PrefillKernel | DecodeKernel | MergeStatesKernel) and kernel.form is not None:
             message = f"form is {kernel.form}, and only latent layers have forms"
             yield Problem("KG206", ("kernels", name, "form"), message, "remove it")
 
@@ -113,6 +113,13 @@ def _backward_has_a_prefill(spec: SpecFile) -> Iterator[Problem]:
                 yield Problem("KG212", ("kernels", name), message, "give prefill a contiguous cache", at="key")
 
 
+def _merged_parts_have_no_sink(spec: SpecFile) -> Iterator[Problem]:
+    for name, kernel in spec.kernels.items():
+        if isinstance(kernel, MergeStatesKernel) and spec.attention.sinks:
+            message = f"kernel {name} merges parts, each of whose LSE counts the sink: it would be counted once a part"
+            yield Problem("KG214", ("kernels", name), message, "merge parts of a layer without sinks", at="key")
+
+
 _RULES = (
     _heads_divide,
     _window_limits_something,
@@ -124,4 +131,5 @@ _RULES = (
     _padded_is_dense,
     _query_tokens_are_causal,
     _backward_has_a_prefill,
+    _merged_parts_have_no_sink,
 )
