@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kgen.models.visibility import UncountedMaskError, visible
-from kgen.spec.model import BackwardKernel, DecodeKernel, GroupedAttention
+from kgen.spec.model import BackwardKernel, DecodeKernel, GroupedAttention, MergeStatesKernel
+from kgen.spec.views import merged_width
 
 if TYPE_CHECKING:
     from kgen.spec.model import Attention, DType, Kernel
@@ -112,11 +113,13 @@ def cache_cost(layer: Attention, dtype: DType, workload: Workload) -> CacheCost:
 
 
 def kernel_cost(layer: Attention, kernel: Kernel, dtype: DType, workload: Workload) -> KernelCost:
-    """One call of ``kernel`` on ``workload``.
+    """One call of ``kernel`` on ``workload``; a merge is one of two parts.
 
     Raises:
         UncountedMaskError: the pairs of the mask depend on more than the spec says.
     """
+    if isinstance(kernel, MergeStatesKernel):
+        return _merge_cost(layer, kernel, dtype, workload)
     shape = operands(layer, kernel.kind)
     is_decode = isinstance(kernel, DecodeKernel)
     queries = kernel.q_len if isinstance(kernel, DecodeKernel) else workload.queries
@@ -135,6 +138,14 @@ def kernel_cost(layer: Attention, kernel: Kernel, dtype: DType, workload: Worklo
         return KernelCost(queries, seen.pairs, flops, q + read_kv + 2 * out + lse, q + written_kv)
     flops = 2 * all_pairs * (shape.width_qk + shape.width_v)
     return KernelCost(queries, seen.pairs, flops, q + read_kv, out + lse)
+
+
+def _merge_cost(layer: Attention, kernel: MergeStatesKernel, dtype: DType, workload: Workload) -> KernelCost:
+    """Two parts read and one written; there is no matrix product in it, and no pair of a query and a key."""
+    queries = 1 if kernel.layout == "bhd" else workload.queries
+    rows = workload.batch * queries * layer.num_qo_heads
+    part = rows * (merged_width(layer, kernel) * DTYPE_BYTES[dtype] + LSE_BYTES)
+    return KernelCost(queries, 0, 0, 2 * part, part)
 
 
 def floor(cost: KernelCost, *, tflop_s: float, memory_tb_s: float) -> Floor:

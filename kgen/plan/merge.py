@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from kgen.plan.blocks import next_power_of_2
 from kgen.plan.model import MergePlan, RowTile
-from kgen.spec.model import GroupedAttention
+from kgen.spec.views import merged_width
 
 if TYPE_CHECKING:
     from kgen.spec.loader import LoadedSpec
-    from kgen.spec.model import Attention, MergeStatesKernel
+    from kgen.spec.model import MergeStatesKernel
 
 PART_BYTES = 4096  # of the outputs of one part, in a program: two loads of 16 bytes a thread of 4 warps
 WARPS = 4
@@ -25,17 +25,10 @@ _LAYOUTS_IN_WORDS = {
 }
 
 
-def value_width(layer: Attention, kernel: MergeStatesKernel) -> int:
-    """Width of the outputs that are merged; of a latent layer, that of the form the parts were computed in."""
-    if isinstance(layer, GroupedAttention):
-        return layer.head_dim_v
-    return layer.kv_lora_rank if kernel.form == "absorbed" else layer.v_head_dim
-
-
 def merge_plan(loaded: LoadedSpec, path: str, name: str, kernel: MergeStatesKernel, dtype_bytes: int) -> MergePlan:
     """The plan of ``kernel``, called ``name``; it fits every target."""
     spec = loaded.spec
-    width = value_width(spec.attention, kernel)
+    width = merged_width(spec.attention, kernel)
     lanes = next_power_of_2(width)
     block_r = PART_BYTES // dtype_bytes // lanes
     # Parts under way wait in shared memory, with their LSE up to three times, once for each use.

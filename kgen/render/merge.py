@@ -10,6 +10,7 @@ from kgen.render.words import argument_list, pretty, wrapped
 if TYPE_CHECKING:
     from kgen.plan.model import MergePlan
 
+
 @dataclass(frozen=True)
 class Layout:
     """A layout of parts in words: axes of out and of lse, the sizes that are runtime values, and where they stand.

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Problem, joined
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import WindowMask
-from kgen.spec.model import BackwardKernel, DecodeKernel, GroupedAttention, LatentAttention, MergeStatesKernel, PrefillKernel
+from kgen.spec.model import (
+    BackwardKernel,
+    DecodeKernel,
+    GroupedAttention,
+    LatentAttention,
+    MergeStatesKernel,
+    PrefillKernel,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from kgen.errors import InputError
 from kgen.spec.model import HEAD_DIMS, GroupedAttention
 
 if TYPE_CHECKING:
-    from kgen.spec.model import LatentAttention
+    from kgen.spec.model import Attention, LatentAttention, MergeStatesKernel
 
 
 def expanded(layer: LatentAttention) -> GroupedAttention:
@@ -58,3 +58,10 @@ def absorbed(layer: LatentAttention) -> GroupedAttention:
         sinks=layer.sinks,
         logits_soft_cap=layer.logits_soft_cap,
     )
+
+
+def merged_width(layer: Attention, kernel: MergeStatesKernel) -> int:
+    """Width of the outputs that ``kernel`` merges; of a latent layer, that of the form its parts were computed in."""
+    if isinstance(layer, GroupedAttention):
+        return layer.head_dim_v
+    return layer.kv_lora_rank if kernel.form == "absorbed" else layer.v_head_dim

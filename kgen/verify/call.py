@@ -64,7 +64,7 @@ def run(
         return _prefill_outcome(case, arena, out, lse, problems, partial=sample is not None)
     rows = None
     if arena.audit is not None:
-        rows, complaints = _written_rows(arena.audit, out, lse, partial=sample is not None)
+        rows, complaints = written_rows(arena.audit, out, lse, partial=sample is not None)
         problems += complaints
     return Outcome(
         out.clone().unsqueeze(2), lse.clone().unsqueeze(2), None if rows is None else rows.unsqueeze(2), tuple(problems)
@@ -138,7 +138,7 @@ def _prefill_outcome(
         out, lse = out[:, :, :end], lse[:, :, :end]
     rows = None
     if arena.audit is not None:
-        rows, complaints = _written_rows(arena.audit, out, lse, partial=partial)
+        rows, complaints = written_rows(arena.audit, out, lse, partial=partial)
         problems += complaints
         rows = rows if lengths is None else layouts.unpacked(rows, lengths, case.q_len, fill=False)
     return Outcome(*values, rows, tuple(problems))
@@ -153,7 +153,7 @@ def _is_touched(arena: Arena, x: torch.Tensor) -> bool:
     return not same_bits(x, untouched)
 
 
-def _written_rows(
+def written_rows(
     audit: interpreter.Audit, out: torch.Tensor, lse: torch.Tensor, *, partial: bool
 ) -> tuple[torch.Tensor, list[str]]:
     """The rows whose output was stored, and what is wrong with them."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kgen.spec.model import SpecFile
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_EPS32 = torch.finfo(torch.float32).eps
+EPS32 = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,30 @@ def expect(
     out, lse = evaluate(spec, q, k, v, seq_lens=seq_lens, qo_lens=qo_lens)
     assert isinstance(spec.attention, GroupedAttention)  # evaluate refuses the others
     plain, plain_lse = eager(spec, q, k, v, seq_lens=seq_lens, qo_lens=qo_lens)
-    unit = unit_roundoff(spec)
-    largest = _max(out.abs())
     scores = _max(q.double().norm(dim=-1)) * _max(k.double().norm(dim=-1)) * spec.attention.sm_scale
-    jitter = 4 * _EPS32 * scores
+    return limits((out, lse), (plain, plain_lse), unit=unit_roundoff(spec), jitter=4 * EPS32 * scores, lse_size=scores)
+
+
+def limits(
+    want: tuple[torch.Tensor, torch.Tensor],
+    plain: tuple[torch.Tensor, torch.Tensor],
+    *,
+    unit: float,
+    jitter: float,
+    lse_size: float,
+) -> Expected:
+    """The limits for ``want``, out and LSE in float64, from the same by ``plain`` computation.
+
+    ``unit`` is the relative error of a rounding, ``jitter`` that of a weight; ``lse_size`` bounds the terms of an LSE.
+    """
+    out, lse = want
+    error = plain[0].double() - out
     return Expected(
         out=out,
         lse=lse,
-        max_limit=2 * _max((plain.double() - out).abs())
-        + (2 * unit + jitter) * largest
-        + torch.finfo(plain.dtype).tiny,
-        frobenius_limit=2 * _frobenius(plain.double() - out, out) + unit / 2 + jitter,
-        lse_limit=2 * _lse_error(plain_lse, lse) + 4 * _EPS32 * max(1.0, scores),
+        max_limit=2 * _max(error.abs()) + (2 * unit + jitter) * _max(out.abs()) + torch.finfo(plain[0].dtype).tiny,
+        frobenius_limit=2 * _frobenius(error, out) + unit / 2 + jitter,
+        lse_limit=2 * _lse_error(plain[1], lse) + 4 * EPS32 * max(1.0, lse_size),
     )
 
 

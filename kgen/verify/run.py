@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from kgen.errors import MissingDependencyError
-from kgen.verify import interpreter, values
+from kgen.spec.model import MergeStatesKernel
+from kgen.verify import interpreter, merge_trial, values
 from kgen.verify.call import Outcome, run
 from kgen.verify.cases import Case, Tiles, device_cases, interpreter_cases, window_reach
 from kgen.verify.compare import Comparison, Expected, compare, expect
+from kgen.verify.merge_cases import MergeCase, merge_cases
 from kgen.verify.modules import check_fresh, load_package, tiles
 from kgen.verify.poison import CLEAN, HUGE, INF, NAN, Poison, mixed, same_bits
 
@@ -36,7 +39,7 @@ class Result:
 
     spec: str
     kernel: str
-    case: Case
+    case: Case | MergeCase
     max_error: float
     max_limit: float
     frobenius_error: float
@@ -104,7 +107,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _results(
-    work: Sequence[tuple[SpecFile, str, ModuleType, Case]], device: torch.device, progress: Progress | None
+    work: Sequence[tuple[SpecFile, str, ModuleType, Case | MergeCase]], device: torch.device, progress: Progress | None
 ) -> tuple[Result, ...]:
     """Run the cases one after the other."""
     results = []
@@ -142,8 +145,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def cases(spec: SpecFile, kernel: str, module: ModuleType, device: torch.device) -> tuple[Case, ...]:
+def cases(
+    spec: SpecFile, kernel: str, module: ModuleType, device: torch.device
+) -> tuple[Case, ...] | tuple[MergeCase, ...]:
     """The cases of a kernel on a device."""
+    if isinstance(spec.kernels[kernel], MergeStatesKernel):
+        # Every target has the same row.
+        target, row = next(iter(module._LAUNCH.items()))
+        return merge_cases(spec, kernel, row["BLOCK_R"], target, large=device.type != "cpu")
     launch = tiles(module)
     if device.type == "cpu":
         return interpreter_cases(spec, kernel, launch)
@@ -156,35 +165,64 @@ def _own_tiles(launch: tuple[Tiles, ...], device: torch.device) -> Tiles:
     return next((row for row in launch if row.target == f"sm_{major}{minor}"), launch[0])
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """What a case comes to: the right answer, a call in poisoned memory, and what repeats on a GPU differ in."""
+
+    expected: Expected
+    run: Callable[[Poison], Outcome]
+    replays: Callable[[Outcome], list[str]]
+
+
+def _trial(spec: SpecFile, kernel: str, module: ModuleType, case: Case | MergeCase, device: torch.device) -> _Trial:
+    if isinstance(case, MergeCase):
+        parts = merge_trial.make(spec, kernel, case, device)
+        return _Trial(
+            merge_trial.expect(spec, parts),
+            partial(merge_trial.run, module, case, parts),
+            partial(merge_trial.replays, module, case, parts),
+        )
+    inputs = values.make(spec, case, device)
+    seq_lens, qo_lens = (
+        None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
+        for lengths in (case.seq_lens, case.qo_lens)
+    )
+    sample = _sample(spec, module, case) if device.type == "cpu" else None
+    return _Trial(
+        expect(spec, *inputs, seq_lens=seq_lens, qo_lens=qo_lens),
+        partial(run, module, case, inputs, sample=sample),
+        partial(_attention_replays, module, case, inputs),
+    )
+
+
+def _attention_replays(module: ModuleType, case: Case, inputs: values.Inputs, first: Outcome) -> list[str]:
+    from kgen.verify.device import replays
+
+    return replays(module, case, inputs, first)
+
+
 def check_case(
-    spec: SpecFile, kernel: str, module: ModuleType, case: Case, device: torch.device, number: int = 0
+    spec: SpecFile, kernel: str, module: ModuleType, case: Case | MergeCase, device: torch.device, number: int = 0
 ) -> Result:
     """Run one case: clean memory against the reference, then poisoned memory against clean.
 
     ``number`` only chooses which poison comes first in the interpreter.
     """
     start = time.perf_counter()
-    inputs = values.make(spec, case, device)
-    seq_lens, qo_lens = (
-        None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
-        for lengths in (case.seq_lens, case.qo_lens)
-    )
-    expected = expect(spec, *inputs, seq_lens=seq_lens, qo_lens=qo_lens)
-    sample = _sample(spec, module, case) if device.type == "cpu" else None
-    clean = run(module, case, inputs, CLEAN, sample=sample)
+    trial = _trial(spec, kernel, module, case, device)
+    expected = trial.expected
+    clean = trial.run(CLEAN)
     problems, comparison = _judge(clean, expected)
     poison_ok = clean.out is not None
     if clean.out is not None:
         poisons = (mixed(number),) if device.type == "cpu" else (NAN, INF, HUGE)
         for poison in poisons:
-            found = _differences(clean, run(module, case, inputs, poison, sample=sample), poison)
+            found = _differences(clean, trial.run(poison), poison)
             poison_ok &= not found
             problems += found
         if device.type != "cpu":
-            from kgen.verify.device import replays
-
             try:
-                problems += replays(module, case, inputs, clean)
+                problems += trial.replays(clean)
             except Exception as error:  # as in call.run: a finding about the kernel
                 problems.append(f"a repeated call raised {type(error).__name__}: {error}")
     return Result(
