@@ -22,10 +22,10 @@ from kgen.aot.calls import Sizes
 from kgen.plan.lower import lower
 from kgen.plan.targets import TARGET_INFO
 from kgen.spec.loader import load_specs
-from tests.aot_support import MATRIX_PRODUCTS, assert_vectorised
+from tests.aot_support import MATRIX_PRODUCTS, NARROW_LOADS, WIDE_LOADS, assert_vectorised
 
 if TYPE_CHECKING:
-    from kgen.plan.model import KernelPlan, Tile
+    from kgen.plan.model import ModulePlan, RowTile, Tile
 
 pytestmark = pytest.mark.triton
 
@@ -40,6 +40,7 @@ SAMPLE = (
     "llama3_8b/prefill",
     "llama3_8b/decode",
     "llama3_8b_paged/decode_page16",
+    "llama3_8b_prefix/merge_states",
     "siglip/prefill",
     "mistral_7b/prefill",
 )
@@ -49,7 +50,7 @@ SAMPLE = (
 class Module:
     """A committed module with the plan it was rendered from."""
 
-    plan: KernelPlan
+    plan: ModulePlan
     path: Path
 
     @property
@@ -71,7 +72,7 @@ class Compiled:
     modules: list[Module]
     report: Report
 
-    def tile(self, kernel: CompiledKernel) -> Tile:
+    def tile(self, kernel: CompiledKernel) -> Tile | RowTile:
         """The row of the launch table that the kernel was planned with."""
         plan = next(module.plan for module in self.modules if str(module.path) == kernel.launch.module)
         return dict(plan.launch)[kernel.target]
@@ -144,9 +145,26 @@ def test_aligned_rows_are_loaded_16_bytes_at_a_time(compiled: Compiled) -> None:
         for kernel in compiled.report.kernels
         if is_aligned(kernel) and kernel.resources.count("HMMA", "HGMMA", "UTCHMMA", "v_mfma")
     ]
-    assert len(attending) >= len(compiled.modules) * len(TARGETS)
+    products = [module for module in compiled.modules if module.plan.template != "merge_states"]
+    assert len(attending) >= len(products) * len(TARGETS)
     for kernel in attending:
         assert_vectorised(kernel)
+
+
+def test_merges_load_16_bytes_at_a_time_and_parts_ahead(compiled: Compiled) -> None:
+    merging = [
+        kernel
+        for kernel in compiled.report.kernels
+        if is_aligned(kernel) and kernel.kernel in ("_merge_pair_kernel", "_merge_stack_kernel")
+    ]
+    merges = [module for module in compiled.modules if module.plan.template == "merge_states"]
+    assert len(merging) == 2 * len(merges) * len(TARGETS)
+    for kernel in merging:
+        count, where = kernel.resources.count, named(kernel)
+        assert count(*WIDE_LOADS), where
+        assert not count(*NARROW_LOADS), where
+        if kernel.kernel == "_merge_stack_kernel" and kernel.target != "gfx942":
+            assert count("LDGSTS.128"), f"{where} does not load parts ahead"
 
 
 def test_one_compile_serves_every_batch_and_length() -> None:

@@ -140,7 +140,8 @@ for name in sys.argv[1:]:
     package = importlib.import_module(f"generated.{name}")
     for kernel in package.__all__:
         module = getattr(package, kernel)
-        assert callable(module.attention), name
+        (function,) = set(module.__all__) - {"SPEC"}
+        assert callable(getattr(module, function)), name
         assert module.SPEC["name"] == name
 print("imported", len(sys.argv) - 1)
 """
@@ -196,6 +197,7 @@ LATENT = {
 MASK = "attention.mask"
 PAGED = {"kernels.decode.kv": {"kind": "paged", "page_size": 16}}
 BACKWARD = {"kernels.backward": {}}
+MERGE = {"kernels.merge_states": {}}
 FLIPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SpecFile.name": ({}, {"name": "two"}),
     "SpecFile.attention": ({}, LATENT),
@@ -249,6 +251,9 @@ FLIPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "DecodeKernel.num_splits": ({}, {"kernels.decode.num_splits": 3}),
     "DecodeKernel.q_len": ({}, {"kernels.decode.q_len": 2}),
     "DecodeKernel.form": ({}, {"kernels.decode.form": "absorbed"}),
+    "MergeStatesKernel.kind": (MERGE, {"kernels.merge_states": {"kind": "prefill"}}),
+    "MergeStatesKernel.layout": (MERGE, {"kernels.merge_states.layout": "bshd"}),
+    "MergeStatesKernel.form": (LATENT | MERGE, {"kernels.merge_states.form": "expanded"}),
     "ContiguousCache.kind": ({}, PAGED),
     "PagedCache.kind": (PAGED, {"kernels.decode.kv": {"kind": "contiguous"}}),
     "PagedCache.page_size": (PAGED, {"kernels.decode.kv.page_size": 17}),
@@ -274,6 +279,7 @@ GENERATED = [
     "PrefillKernel.layout",
     "PrefillKernel.padded",
     "DecodeKernel.num_splits",
+    "MergeStatesKernel.layout",
 ]
 
 

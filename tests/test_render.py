@@ -7,6 +7,7 @@ import pytest
 from jinja2 import Environment, meta, nodes
 
 from kgen.plan.lower import lower
+from kgen.plan.model import MergePlan
 from kgen.render.context import CONTEXTS
 from kgen.render.emit import render
 from kgen.render.environment import environment
@@ -31,10 +32,12 @@ def plans(
     splits="auto",
     prefill="",
     kv="{kind: contiguous}",
+    layout="bhd",
 ):
     text = (
         f"name: sample\nattention: {{kind: grouped, {heads}, {dims}, mask: {mask}}}\ndtype: float16\n"
-        f"kernels: {{prefill: {{{prefill}}}, decode: {{kv: {kv}, num_splits: {splits}}}}}\n"
+        f"kernels: {{prefill: {{{prefill}}}, decode: {{kv: {kv}, num_splits: {splits}}}, "
+        f"merge_states: {{layout: {layout}}}}}\n"
     )
     return lower(load_text(text, "specs/sample.yaml"))
 
@@ -45,11 +48,22 @@ def every_variant():
     yield from plans(MASKS[1], dims="head_dim_qk: 72, head_dim_v: 96", splits=3)
     for prefill in ("layout: bshd", "padded: true", "layout: ragged"):
         yield from (p for mask in MASKS for p in plans(mask, prefill=prefill) if p.kernel == "prefill")
+    for layout in ("bhsd", "bshd", "ragged"):
+        for heads in (1, 71):
+            shared = f"num_qo_heads: {heads}, num_kv_heads: 1"
+            made = plans(MASKS[0], layout=layout, heads=shared, dims="head_dim_qk: 40")
+            yield from (p for p in made if p.template == "merge_states")
     for page_size in (1, 16, 64):
         yield from plans(MASKS[1], kv=f"{{kind: paged, page_size: {page_size}}}")
     yield from plans(MASKS[2], heads="num_qo_heads: 4, num_kv_heads: 4", kv="{kind: paged, page_size: 64}")
     yield from plans(MASKS[2], heads="num_qo_heads: 71, num_kv_heads: 1", kv="{kind: paged, page_size: 1}", splits=2)
     yield from plans(MASKS[2], heads="num_qo_heads: 142, num_kv_heads: 1", dims="head_dim_qk: 192, head_dim_v: 128")
+
+
+def name_of(plan):
+    if isinstance(plan, MergePlan):
+        return f"{plan.kernel}-{plan.layout}-{plan.head_dim_v}"
+    return f"{plan.kernel}-{plan.mask}-{plan.head_dim_qk}{'-' + plan.decode.address if plan.decode else ''}"
 
 
 def included(env: Environment, name: str, seen: dict[str, nodes.Template]) -> dict[str, nodes.Template]:
@@ -104,7 +118,7 @@ def test_every_part_opens_with_a_comment_that_says_what_it_does():
 @pytest.mark.parametrize(
     "plan",
     list(every_variant()),
-    ids=lambda plan: f"{plan.kernel}-{plan.mask}-{plan.head_dim_qk}{'-' + plan.decode.address if plan.decode else ''}",
+    ids=name_of,
 )
 def test_generated_source_is_clean(plan):
     source = render(plan)
@@ -123,12 +137,13 @@ def test_generated_source_is_clean(plan):
         arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
         used = {node.id for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
         assert not set(arguments) - used, function.name
-        # A paged cache adds its table and the table's stride to what the contiguous one takes.
-        assert len(arguments) <= (25 if "block_table_ptr" in arguments else 24), function.name
+        # A paged cache adds its table and the table's stride to what the contiguous one takes; each tensor of a pair
+        # of parts has strides of its own.
+        assert len(arguments) <= (25 if {"block_table_ptr", "y_lse_ptr"} & set(arguments) else 24), function.name
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         assert not {name for name in stored - read if name != "_"}, function.name
-    defined = {f.name for f in functions} - {"attention"}
+    defined = {f.name for f in functions} - {"attention", "merge_states"}
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     assert defined <= read
 

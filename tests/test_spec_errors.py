@@ -71,7 +71,7 @@ s.yaml:14:47: error[KG103]: page_sise is not a field of kv
 s.yaml:16:17: error[KG102]: num_splits is 0, must be an integer from 1 to 4096 or auto
         num_splits: 0
                     ^
-s.yaml:17:3: error[KG101]: kernel decode_long needs the field kind, as its name is not prefill, decode or backward
+s.yaml:17:3: error[KG101]: kernel decode_long needs the field kind, as its name is not prefill, decode, backward or merge_states
       decode_long: {num_splits: auto}
       ^^^^^^^^^^^
     help: did you mean kind: decode?
@@ -117,10 +117,10 @@ def test_rules_and_features_are_reported_beside_misspelt_fields() -> None:
         ("{kind: causal}", "{kind: sliding_window}", "7:3: [KG101]: mask needs the field size", "size: an integer from 1 to 1073741824"),
         ("{kind: causal}", "{kind: causal, size: 3}", "7:24: [KG103]: size is not a field of mask", "its fields: kind"),
         ("{kind: causal}", "", "7:3: [KG102]: mask has no value, must be a mapping of kind full, causal, sliding_window, window, chunked, prefix_lm or expression", None),
-        ("{num_splits: auto}", "", "11:3: [KG102]: kernel decode has no value, must be a mapping of kind prefill, decode or backward", "write decode: {}"),
+        ("{num_splits: auto}", "", "11:3: [KG102]: kernel decode has no value, must be a mapping of kind prefill, decode, backward or merge_states", "write decode: {}"),
         ("{num_splits: auto}", "{num_splits: atuo}", "11:24: [KG102]: num_splits is atuo, must be an integer from 1 to 4096 or auto", "did you mean auto?"),
         ("{num_splits: auto}", "{kv: {kind: contigous}}", "11:23: [KG102]: kind is contigous, must be contiguous or paged", "did you mean contiguous?"),
-        ("decode:", "decoder:", "11:3: [KG101]: kernel decoder needs the field kind, as its name is not prefill, decode or backward", "did you mean kind: decode?"),
+        ("decode:", "decoder:", "11:3: [KG101]: kernel decoder needs the field kind, as its name is not prefill, decode, backward or merge_states", "did you mean kind: decode?"),
         ("decode:", "decode_sm90:", "11:3: [KG104]: decode_sm90 cannot name a kernel: the ending is kept for the forms of a kernel for one GPU", None),
         ("decode:", "[key]:", "11:3: [KG006]: a key that is a list or a mapping; keys are text", None),
         ("decode:", '"[key]":', "11:3: [KG104]: [key] cannot name a kernel: a name is lowercase letters, digits and _, and begins with a letter", "write key"),

@@ -41,6 +41,7 @@ kernels:
         ("{layout: bhsd}", "{form: expanded}", ["10:19: [KG206]: form is expanded, and only latent layers have forms"]),
         ("{layout: bhsd}", "{kv: {kind: paged, page_size: 3}}", ["10:13: [KG312]: not generated yet: prefill from a paged cache", "10:24: [KG207]: kv is paged, and layout is bhsd; a paged prefill takes ragged queries"]),
         ("{layout: bhsd}", "{layout: ragged, padded: true}", ["10:37: [KG208]: padded is true, and a ragged layout has no padding"]),
+        ("{num_splits: auto}", "{}\n  merge_states: {form: absorbed}", ["12:24: [KG206]: form is absorbed, and only latent layers have forms"]),
         ("prefill: {layout: bhsd}", "backward: {}", ["10:3: [KG210]: kernel backward has no prefill kernel in this spec to be the gradient of", "10:3: [KG315]: not generated yet: backward"]),
         ("prefill: {layout: bhsd}", "a: {kind: prefill}\n  b: {kind: prefill}\n  backward: {}", ["12:3: [KG211]: kernel backward could be the gradient of a or b", "12:3: [KG315]: not generated yet: backward"]),
         ("prefill: {layout: bhsd}", "a: {kind: prefill}\n  prefill: {}\n  backward: {}", ["12:3: [KG315]: not generated yet: backward"]),
@@ -60,6 +61,14 @@ def test_several_query_tokens_are_causal() -> None:
 def test_a_gradient_of_a_paged_prefill() -> None:
     text = changed("{layout: bhsd}", "{layout: ragged, kv: {kind: paged, page_size: 16}}") + "  backward: {}\n"
     assert "12:3: [KG212]: kernel backward would be the gradient of prefill, whose cache is paged" in heads(text)
+
+
+def test_parts_that_count_a_sink_each_are_not_merged() -> None:
+    text = changed("{num_splits: auto}", "{}\n  total: {kind: merge_states}").replace("128\n", "128\n  sinks: true\n")
+    assert heads(text) == [
+        "7:10: [KG306]: not generated yet: attention sinks",
+        "13:3: [KG214]: kernel total merges parts, each of whose LSE counts the sink: it would be counted once a part",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,7 @@ def test_features_that_are_not_generated_yet(old: str, new: str, expected: list[
 
 def test_latent_layers_are_not_generated_yet_and_have_the_form_of_the_kernel() -> None:
     assert heads(LATENT) == ["3:9: [KG301]: not generated yet: latent layers (MLA)"]
-    data = {"prefill": {"form": None}, "decode": {}, "long": {"kind": "decode"}}
+    data = {"prefill": {"form": None}, "decode": {}, "long": {"kind": "decode"}, "merge_states": {}}
     layer = {
         "kind": "latent",
         "num_qo_heads": 16,
@@ -94,7 +103,7 @@ def test_latent_layers_are_not_generated_yet_and_have_the_form_of_the_kernel() -
     }
     spec = SpecFile.model_validate({"name": "mla", "attention": layer, "dtype": "bfloat16", "kernels": data})
     forms = {name: kernel.model_dump()["form"] for name, kernel in spec.kernels.items()}
-    assert forms == {"prefill": "expanded", "decode": "absorbed", "long": "absorbed"}
+    assert forms == {"prefill": "expanded", "decode": "absorbed", "long": "absorbed", "merge_states": "absorbed"}
     assert rules.check(spec) == []
 
 
@@ -118,6 +127,8 @@ def test_latent_layers_are_not_generated_yet_and_have_the_form_of_the_kernel() -
         ("{num_splits: auto}", "{kv: {kind: contiguous}}"),
         ("{num_splits: auto}", "{kv: {kind: paged, page_size: 17}}"),
         ("{num_splits: auto}", "{}"),
+        ("{num_splits: auto}", "{}\n  merge_states: {}"),
+        ("{num_splits: auto}", "{}\n  merge: {kind: merge_states, layout: ragged, form: null}"),
     ],
 )
 def test_what_is_generated_loads(change: tuple[str, str]) -> None:
@@ -133,6 +144,7 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     specs = [loaded, paged] + [
         SpecFile.model_validate(data | {"attention": data["attention"] | {"mask": m}}) for m in masks
     ]
+    specs.append(SpecFile.model_validate(data | {"kernels": {"merge_states": {}}}))
     prefills: list[dict[str, object]] = [{"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]

@@ -44,6 +44,7 @@ def test_the_shipped_specs_follow_the_schema(path: Path) -> None:
         ("prefill: {layout: bhsd}", "prefill: {kind: decode}"),
         ("prefill: {layout: bhsd}", "other: {kind: prefill}"),
         ("{num_splits: auto}", "{num_splits: 4, kv: {kind: contiguous}}"),
+        ("{num_splits: auto}", "{}\n  merge_states: {}\n  packed: {kind: merge_states, layout: ragged}"),
         ("128", "128\n  head_dim_v: 64\n  sm_scale: 1"),
         ("bfloat16", "float32\nallow_tf32: true\ntargets: [sm_80]"),
     ],

@@ -52,7 +52,7 @@ def _shape(axes: str, heads: int, *, quoted: bool = False) -> str:
 def _strides(tensor: str, axes: str, whole: int) -> str:
     """The strides of a tensor in the order of ``axes``, which are indices of its ``whole`` axes."""
     places = [int(a) for a in axes]
-    if places == list(range(len(places))):
+    if len(places) > 1 and places == list(range(len(places))):
         return f"*{tensor}.stride()" + ("" if len(places) == whole else f"[:{len(places)}]")
     return ", ".join(f"{tensor}.stride({place})" for place in places)
 
