@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of parts in words: axes of out and of lse, the sizes that are runtime values, and where they stand.
+    """A layout of parts: the axes of out but for the last, those of lse, and the sizes that are runtime values.
 
-    ``h`` is the axis of heads; the last axis of out, of values, is left out.
+    Axes are b (requests), h (heads), m (tokens of a request) and t (tokens of all requests).
     """
 
     out: str
     lse: str
     sizes: tuple[str, ...]
-    lse_row: str  # of a row, in a dense lse
-    origin: str
+    lse_row: str  # where a row of out stands in a dense lse
+    origin: str  # what a part is
 
 
 _LSE_OF_PREFILL = "(batch * {heads} + head) * M + token"
@@ -49,36 +49,42 @@ def _shape(axes: str, heads: int, *, quoted: bool = False) -> str:
     return ", ".join(str(heads) if a == "h" else f'"{_SIZE[a]}"' if quoted else _SIZE[a] for a in axes)
 
 
-def _strides(tensor: str, axes: str, whole: int) -> str:
-    """The strides of a tensor in the order of ``axes``, which are indices of its ``whole`` axes."""
-    places = [int(a) for a in axes]
-    if len(places) > 1 and places == list(range(len(places))):
-        return f"*{tensor}.stride()" + ("" if len(places) == whole else f"[:{len(places)}]")
-    return ", ".join(f"{tensor}.stride({place})" for place in places)
+def _strides(tensor: str, axes: str, used: str) -> str:
+    """The strides of those axes of a tensor that are ``used``, as a launcher passes them."""
+    places = [axes.index(axis) for axis in used]
+    if len(places) == 1 or places != list(range(len(places))):
+        return ", ".join(f"{tensor}.stride({place})" for place in places)
+    return f"*{tensor}.stride()" + ("" if len(places) == len(axes) else f"[:{len(places)}]")
+
+
+def _stride_names(tensor: str, used: str) -> tuple[str, ...]:
+    return tuple(f"stride_{tensor}{axis}" for axis in used)
+
+
+def _strides_of_parts(layout: Layout, out: str, lse: str) -> dict[str, object]:
+    """Names and values of the strides of both kernels; ``out`` and ``lse`` are the axes that have one."""
+    pair = (*_stride_names("x", out), *_stride_names("y", out), *_stride_names("o", out))
+    pair += (*_stride_names("lx", lse), *_stride_names("ly", lse))
+    stack = (*_stride_names("x", f"p{out}"), *_stride_names("o", out), *_stride_names("lx", f"p{lse}"))
+    result = _strides("out", f"{layout.out}d", out)
+    return {
+        "pair_strides": pair,
+        "pair_arguments": argument_list((*pair, *layout.sizes)),
+        "pair_stride_values": ", ".join((*(_strides(tensor, f"{layout.out}d", out) for tensor in "xy"), result)),
+        "pair_lse_stride_values": ", ".join(_strides(f"{tensor}_lse", layout.lse, lse) for tensor in "xy"),
+        "stack_strides": stack,
+        "stack_arguments": argument_list((*stack, *layout.sizes, "P")),
+        "stack_stride_values": f"{_strides('x', f'p{layout.out}d', f'p{out}')}, {result}",
+        "stack_lse_stride_values": _strides("x_lse", f"p{layout.lse}", f"p{lse}"),
+    }
 
 
 def merge_context(plan: MergePlan) -> dict[str, object]:
     """Names of ``kernels/merge_states.py.j2``."""
-    layout, heads = LAYOUTS[plan.layout], plan.num_qo_heads
+    layout, heads, width = LAYOUTS[plan.layout], plan.num_qo_heads, plan.head_dim_v
     # A single head has no stride: its index is 0.
-    out_axes, lse_axes = (tuple(a for a in axes if a != "h" or heads > 1) for axes in (layout.out, layout.lse))
-
-    def names(tensor: str, axes: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"stride_{tensor}{axis}" for axis in axes)
-
-    def values(tensor: str, axes: str, used: tuple[str, ...], *, stacked: bool, is_out: bool) -> str:
-        first = ("0",) if stacked else ()
-        places = "".join((*first, *(str(axes.index(axis) + stacked) for axis in used)))
-        return _strides(tensor, places, len(axes) + stacked + is_out)
-
-    pair_strides = (*names("x", out_axes), *names("y", out_axes), *names("o", out_axes))
-    pair_strides += (*names("lx", lse_axes), *names("ly", lse_axes))
-    stack_strides = (*names("x", ("p", *out_axes)), *names("o", out_axes), *names("lx", ("p", *lse_axes)))
-    out_shape, lse_shape = f"{_shape(layout.out, heads)}, {plan.head_dim_v}", _shape(layout.lse, heads)
-    d_ok = " & d_ok[None, :]" if plan.lanes > plan.head_dim_v else ""
-    options = {target: f'{{"BLOCK_R": {tile.block_r}, "num_warps": {tile.num_warps}}}' for target, tile in plan.launch}
-    counted = "".join(a for a in layout.out if a != "h") + "h" * (heads > 1)
-    return {
+    out_axes, lse_axes = (axes if heads > 1 else axes.replace("h", "") for axes in (layout.out, layout.lse))
+    return _strides_of_parts(layout, out_axes, lse_axes) | {
         "function": "merge_states",
         "leader": "outs",
         "title": f"{plan.spec_name}: {plan.kernel}",
@@ -90,40 +96,25 @@ def merge_context(plan: MergePlan) -> dict[str, object]:
         "tl_dtype": f"tl.{plan.dtype}",
         "torch_dtype": f"torch.{plan.dtype}",
         "num_qo_heads": heads,
-        "head_dim_v": plan.head_dim_v,
+        "head_dim_v": width,
         "lanes": plan.lanes,
         "layout": plan.layout,
         "stride_unit": plan.stride_unit,
-        "launch": list(options.items()),
+        "launch": [
+            (target, f'{{"BLOCK_R": {tile.block_r}, "num_warps": {tile.num_warps}}}') for target, tile in plan.launch
+        ],
         "num_stages": plan.launch[0][1].num_stages,
         "out_axes": [(axis, _INDEX[axis]) for axis in out_axes],
         "lse_axes": [(axis, _INDEX[axis]) for axis in lse_axes],
-        "out_shape": out_shape,
-        "lse_shape": lse_shape,
-        "out_shape_wanted": f"{_shape(layout.out, heads, quoted=True)}, {plan.head_dim_v}",
+        "out_shape": f"{_shape(layout.out, heads)}, {width}",
+        "lse_shape": _shape(layout.lse, heads),
+        "out_shape_wanted": f"{_shape(layout.out, heads, quoted=True)}, {width}",
         "lse_row": layout.lse_row.format(heads=heads) if heads > 1 else "rows",
-        "tile_ok": f"row_ok[:, None]{d_ok}",
+        "tile_ok": "row_ok[:, None]" + (" & d_ok[None, :]" if plan.lanes > width else ""),
         "sizes": layout.sizes,
         "sizes_unpacked": ", ".join("_" if axis == "h" else _SIZE[axis] for axis in layout.out) + ", _",
-        "row_count": " * ".join(str(heads) if a == "h" else _SIZE[a] for a in counted),
+        "row_count": " * ".join((*layout.sizes, *([str(heads)] if heads > 1 else []))),
         "most_rows": plan.most_rows,
-        "pair_strides": pair_strides,
-        "pair_arguments": argument_list((*pair_strides, *layout.sizes)),
-        "pair_stride_values": ", ".join(
-            values(tensor, layout.out, out_axes, stacked=False, is_out=True) for tensor in ("x", "y", "out")
-        ),
-        "pair_lse_stride_values": ", ".join(
-            values(tensor, layout.lse, lse_axes, stacked=False, is_out=False) for tensor in ("x_lse", "y_lse")
-        ),
-        "stack_strides": stack_strides,
-        "stack_arguments": argument_list((*stack_strides, *layout.sizes, "P")),
-        "stack_stride_values": ", ".join(
-            (
-                values("x", layout.out, out_axes, stacked=True, is_out=True),
-                values("out", layout.out, out_axes, stacked=False, is_out=True),
-            )
-        ),
-        "stack_lse_stride_values": values("x_lse", layout.lse, lse_axes, stacked=True, is_out=False),
     }
 
 
