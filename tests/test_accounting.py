@@ -28,7 +28,14 @@ from kgen.spec.mask import (
     SlidingWindowMask,
     WindowMask,
 )
-from kgen.spec.model import BackwardKernel, DecodeKernel, GroupedAttention, LatentAttention, PrefillKernel
+from kgen.spec.model import (
+    BackwardKernel,
+    DecodeKernel,
+    GroupedAttention,
+    LatentAttention,
+    MergeStatesKernel,
+    PrefillKernel,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CAUSAL = CausalMask(kind="causal")
@@ -195,6 +202,23 @@ def test_a_separate_rotary_block_is_scored_and_cached() -> None:
 def test_the_cache_of_a_windowed_layer_is_held_whole_and_seen_in_part() -> None:
     layer = grouped(8, 2, 64, mask=SlidingWindowMask(kind="sliding_window", size=100))
     assert cache_cost(layer, "float32", Workload(3, 1000, 1)) == CacheCost(256, 1024, 3 * 1000 * 1024, 3 * 100 * 1024)
+
+
+def test_a_merge_moves_two_parts_and_a_result_and_multiplies_nothing() -> None:
+    decode = MergeStatesKernel(kind="merge_states")
+    rows = 5 * 32  # requests, heads
+    assert kernel_cost(grouped(32, 8, 128, 64), decode, "bfloat16", Workload(5, 1000, 7)) == KernelCost(
+        1, 0, 0, 2 * rows * (64 * 2 + 4), rows * (64 * 2 + 4)
+    )
+    prefill = MergeStatesKernel(kind="merge_states", layout="ragged")
+    assert kernel_cost(grouped(32, 8, 128), prefill, "float32", Workload(5, 1000, 7)) == KernelCost(
+        7, 0, 0, 2 * 7 * rows * (128 * 4 + 4), 7 * rows * (128 * 4 + 4)
+    )
+    absorbed, expanded = (
+        kernel_cost(DEEPSEEK, decode.model_copy(update={"form": form}), "bfloat16", Workload(1, 1, 1)).written_bytes
+        for form in ("absorbed", "expanded")
+    )
+    assert (absorbed, expanded) == (128 * (512 * 2 + 4), 128 * (128 * 2 + 4))
 
 
 def test_llama_405b_its_endpoints_and_deepseek_v3() -> None:

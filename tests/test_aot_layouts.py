@@ -1,4 +1,4 @@
-"""Every layout of a prefill compiles for a GPU of each family: wide loads, no spills, shared memory as planned."""
+"""Every layout of a prefill and of a merge compiles for a GPU of each family: no spills, shared memory as planned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from kgen.aot import compile_modules
 from kgen.plan.lower import lower
-from tests.aot_support import assert_vectorised
+from tests.aot_support import NARROW_LOADS, WIDE_LOADS, assert_vectorised
 from tests.verify_support import load_spec, write
 
 pytestmark = pytest.mark.triton
@@ -37,3 +37,34 @@ def test_every_layout_compiles(tmp_path: Path) -> None:
         assert_vectorised(kernel)
         assert (kernel.resources.spill_bytes, kernel.resources.stack_bytes) == (0, 0), where
         assert kernel.resources.shared_bytes <= dict(plans[kernel.launch.module].launch)[kernel.target].shared_bytes
+
+
+# Widths with idle lanes, heads of no power of two and one head, and float32, whose rows take twice the bytes.
+MERGES = {
+    "bhd": {"heads": 128, "kv_heads": 1, "head_dim_v": 512, "dtype": "bfloat16"},
+    "bhsd": {"heads": 71, "kv_heads": 1, "head_dim_v": 72, "dtype": "float32"},
+    "bshd": {"heads": 5, "kv_heads": 1, "head_dim_v": 16, "dtype": "float16"},
+    "ragged": {"heads": 1, "kv_heads": 1, "head_dim_v": 192, "dtype": "bfloat16"},
+}
+
+
+def test_every_layout_of_a_merge_compiles(tmp_path: Path) -> None:
+    requests, plans = [], {}
+    for layout, facts in MERGES.items():
+        loaded = load_spec(**facts, kernels={"merge_states": {"layout": layout}})
+        write(loaded, tmp_path / layout)
+        path = tmp_path / layout / "example/merge_states.py"
+        (plans[str(path)],) = lower(loaded)
+        requests += [(path, target) for target in TARGETS]
+    report = compile_modules(requests)
+    assert report.failures == ()
+    # Two kernels, for aligned rows and for others.
+    assert len(report.kernels) == 4 * len(requests)
+    for kernel in report.kernels:
+        plan, resources = plans[kernel.launch.module], kernel.resources
+        where = f"{plan.layout} {kernel.kernel} for {kernel.target}"
+        assert resources.shared_bytes <= dict(plan.launch)[kernel.target].shared_bytes, where
+        if dict(kernel.launch.constants)["STRIDE_UNIT"] != 1:
+            assert (resources.spill_bytes, resources.stack_bytes) == (0, 0), where
+            assert resources.count(*WIDE_LOADS), where
+            assert not resources.count(*NARROW_LOADS), where

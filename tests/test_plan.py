@@ -129,8 +129,24 @@ def test_reasons_speak_of_every_choice():
     assert "sections" in dict(plan_of(VALID, "prefill").reasons)["program order"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "rows"), [("bfloat16", 128, 16), ("float32", 72, 8), ("float16", 8, 256)]
+)
+def test_a_program_of_a_merge_holds_the_same_bytes_whatever_the_width(dtype, head_dim, rows):
+    text = changed("{num_splits: auto}", "{}\n  merge_states: {layout: ragged}")
+    text = text.replace("bfloat16", dtype).replace("head_dim_qk: 128", f"head_dim_qk: {head_dim}")
+    plan = next(plan for plan in lower(load(text)) if plan.kernel == "merge_states")
+    assert [target for target, _ in plan.launch] == list(TARGETS)
+    for target, tile in plan.launch:
+        assert tile.block_r == rows
+        assert 2 * 4096 < tile.shared_bytes <= TARGET_INFO[target].shared_bytes // 4
+    reasons = dict(plan.reasons)
+    assert reasons["layout ragged"].endswith("lse [H, T]")
+    assert ("idle" in reasons[f"width {head_dim}"]) == (head_dim == 72)
+
+
 def test_a_plan_is_frozen_and_holds_nothing_of_pydantic():
-    for plan in lower(load(VALID)):
+    for plan in lower(load(changed("{num_splits: auto}", "{}\n  merge_states: {}"))):
         for field in fields(plan):
             assert type(getattr(plan, field.name)).__module__.split(".")[0] in ("builtins", "kgen")
             assert not type(getattr(plan, field.name)).__module__.startswith("kgen.spec")

@@ -34,11 +34,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call of the module's function; ``label`` says what is particular about it."""
+    """One call of a module's ``function``; ``label`` says what is particular about it."""
 
     label: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    function: str = "attention"
 
 
 def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Iterator[Call]:
@@ -162,5 +163,7 @@ def _merge_states(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) ->
 
     for what, padding in (("", 0), (" of unaligned rows", 1)):
         one, other = part(padding=padding), part(padding=padding)
-        yield Call(f"merge of a pair{what}", ((one[0], other[0]), (one[1], other[1])), {})
-        yield Call(f"merge of {PARTS} parts{what}", part(PARTS, padding=padding), {"return_lse": True})
+        pair = ((one[0], other[0]), (one[1], other[1]))
+        yield Call(f"merge of a pair{what}", pair, {}, "merge_states")
+        stack = part(PARTS, padding=padding)
+        yield Call(f"merge of {PARTS} parts{what}", stack, {"return_lse": True}, "merge_states")

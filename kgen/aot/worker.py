@@ -97,11 +97,10 @@ def _recorded(path: str, target: str, sizes: Sizes) -> dict[str, tuple[Launch, R
         )
         launches[key] = launch, recorded
 
-    (function,) = set(module.__all__) - {"SPEC"}
     with recording(DEVICES[target], note):
         for call in representative_calls(module.SPEC, Path(path).stem, sizes):
             label = call.label
-            getattr(module, function)(*call.args, **call.kwargs)
+            getattr(module, call.function)(*call.args, **call.kwargs)
 
     reached = {name for _, recorded in launches.values() for name in functions_of(recorded.function)}
     unreached = [

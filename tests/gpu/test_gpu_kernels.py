@@ -74,6 +74,10 @@ def test_one_compile_serves_every_length(modules, gpu):
 
 def test_the_full_shapes_are_among_the_cases(modules, gpu):
     for name, kernel in KERNELS:
+        if SPECS[name].spec.kernels[kernel].kind == "merge_states":
+            made = cases(SPECS[name].spec, kernel, modules[name][kernel], gpu)
+            assert max(case.parts for case in made) >= 257
+            continue
         made = device_cases(SPECS[name].spec, kernel, tiles(modules[name][kernel])[0])
         assert max(case.kv_len for case in made) >= 8000
         assert max(case.batch for case in made) >= (64 if kernel == "decode" else 3)

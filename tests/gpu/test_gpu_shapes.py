@@ -52,12 +52,31 @@ def gpu() -> torch.device:
 def test_layer_passes_every_case(layer, kernel, tmp_path, gpu):
     loaded = load_spec(**{"dtype": "bfloat16", **layer})
     write(loaded, tmp_path)
-    module = load_package(tmp_path / loaded.spec.name)[kernel]
+    assert_passed(loaded.spec, kernel, load_package(tmp_path / loaded.spec.name)[kernel], gpu)
+
+
+def assert_passed(spec, kernel, module, gpu):
     failed = []
-    for number, case in enumerate(cases(loaded.spec, kernel, module, gpu)):
-        result = check_case(loaded.spec, kernel, module, case, gpu, number)
+    for number, case in enumerate(cases(spec, kernel, module, gpu)):
+        result = check_case(spec, kernel, module, case, gpu, number)
         if not result.passed:
             failed.append(f"{case.name} ({case.shape}): {result.message}")
         if case.layout.startswith("sparse"):
             torch.cuda.empty_cache()  # gigabytes, of sizes that no later case asks for
     assert not failed, "\n".join(failed)
+
+
+MERGES = [
+    {"heads": 128, "kv_heads": 1, "head_dim_v": 512, "dtype": "bfloat16"},
+    {"heads": 71, "kv_heads": 1, "head_dim_v": 72, "dtype": "float16"},
+    {"heads": 1, "kv_heads": 1, "head_dim_v": 8, "dtype": "float32"},
+]
+
+
+@pytest.mark.parametrize("layout", ["bhd", "bhsd", "bshd", "ragged"])
+@pytest.mark.parametrize("layer", MERGES, ids=lambda layer: f"{layer['heads']}-d{layer['head_dim_v']}")
+def test_merge_passes_every_case(layer, layout, tmp_path, gpu):
+    loaded = load_spec(**layer, kernels={"merge_states": {"layout": layout}})
+    write(loaded, tmp_path)
+    module = load_package(tmp_path / loaded.spec.name)["merge_states"]
+    assert_passed(loaded.spec, "merge_states", module, gpu)
