@@ -57,6 +57,18 @@ def test_a_kernel_is_run_and_its_errors_are_shown(small: Path) -> None:
     assert found.stderr.splitlines() == [f"verifying small.decode (case 1 of {of})"]
 
 
+def test_a_merge_is_a_row_of_its_own(small: Path) -> None:
+    path = small / "specs/small.yaml"
+    path.write_text(path.read_text().replace("decode: {num_splits: 2}", "merge_states: {layout: ragged}"))
+    kgen("build")
+    found = kgen("verify", "--format", "json")
+    assert found.exit_code == 0, found.output
+    results = json.loads(found.stdout)
+    assert {(result["spec"], result["kernel"]) for result in results} == {("small", "merge_states")}
+    assert {result["case"]["parts"] for result in results} >= {1, 2, 3, 33}
+    assert all(result["passed"] and result["poison_ok"] for result in results)
+
+
 def test_stale_source_is_not_verified(small: Path) -> None:
     assert kgen("verify").exit_code == 1
     kgen("build")
