@@ -206,9 +206,10 @@ def test_cases_meet_the_edges(kernel, mask):
 def test_values_are_what_they_say(name, dtype):
     spec = make_spec(heads=4, kv_heads=2, head_dim=64, mask=MASKS["full"], dtype=dtype)
     case = replace(interpreter_cases(spec, "prefill", (Tiles("sm_80", 16, 16),))[0], values=name, q_len=9, kv_len=31)
-    q, k, v = values.make(spec, case, torch.device("cpu"))
-    again = values.make(spec, case, torch.device("cpu"))
-    assert all(torch.equal(a, b) for a, b in zip((q, k, v), again, strict=True))
+    made, again = (values.make(spec, "prefill", case, torch.device("cpu")) for _ in range(2))
+    q, k, v = made.q, made.k, made.v
+    assert made.q_pe is made.k_pe is None
+    assert all(torch.equal(getattr(made, name), getattr(again, name)) for name in "qkv")
     assert q.shape == (1, 4, 9, 64)
     assert all(x.isfinite().all() for x in (q, k, v))
     products = torch.einsum("bhmd,bhnd->bhmn", q.double(), k.double().repeat_interleave(2, 1))

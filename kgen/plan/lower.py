@@ -11,6 +11,7 @@ from kgen.plan.merge import merge_plan
 from kgen.plan.model import Block, DecodePlan, KernelPlan, PrefillPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.plan.tiles import candidates, unaligned
+from kgen.spec import views
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
 from kgen.spec.model import DecodeKernel, GroupedAttention, MergeStatesKernel, PrefillKernel
@@ -82,11 +83,11 @@ def _window(mask: object) -> Window:
 
 def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[Problem]) -> KernelPlan | None:
     spec = loaded.spec
-    layer = spec.attention
-    assert isinstance(layer, GroupedAttention)  # features.py refuses other layers
+    layer, values_are_keys = views.of_kernel(spec, name), views.is_absorbed(spec, name)
     assert isinstance(kernel, PrefillKernel | DecodeKernel)
     dtype_bytes = DTYPE_BYTES[spec.dtype]
     qk_blocks, v_blocks = blocks_of(layer.head_dim_qk), blocks_of(layer.head_dim_v)
+    pe_blocks = () if layer.head_dim_pe is None else blocks_of(layer.head_dim_pe)
     is_decode = isinstance(kernel, DecodeKernel)
     template = "decode" if is_decode else "prefill"
     rows = min(MAX_DECODE_ROWS, max(16, next_power_of_2(layer.group_size))) if is_decode else 1 << 30
@@ -152,21 +153,29 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         num_qo_heads=layer.num_qo_heads,
         num_kv_heads=layer.num_kv_heads,
         head_dim_qk=layer.head_dim_qk,
+        head_dim_pe=layer.head_dim_pe,
         head_dim_v=layer.head_dim_v,
+        values_are_keys=values_are_keys,
         qk_blocks=qk_blocks,
+        pe_blocks=pe_blocks,
         v_blocks=v_blocks,
         sm_scale=layer.sm_scale,
         mask=layer.mask.kind,
         window=window,
         stride_unit=16 // dtype_bytes,
         section_bytes=SECTION_BYTES,
-        kv_bytes_per_token=(layer.head_dim_qk + layer.head_dim_v) * dtype_bytes,
+        kv_bytes_per_token=_record(layer, values_are_keys) * dtype_bytes,
         prefill=_prefill_plan(kernel) if isinstance(kernel, PrefillKernel) else None,
         decode=decode,
         launch=tuple(launch),
         unaligned=unaligned_tile,
         reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, launch, decode)),
     )
+
+
+def _record(layer: GroupedAttention, values_are_keys: bool) -> int:
+    """Elements of a token that one KV head reads."""
+    return layer.head_dim_qk + (layer.head_dim_pe or 0) + (0 if values_are_keys else layer.head_dim_v)
 
 
 def _prefill_plan(kernel: PrefillKernel) -> PrefillPlan:

@@ -115,13 +115,16 @@ class KernelPlan(ModulePlan):
     allow_tf32: bool
     num_kv_heads: int
     head_dim_qk: int
+    head_dim_pe: int | None  # width of the separate rotary block of queries and keys
+    values_are_keys: bool  # the absorbed form: one latent a token is key and value
     qk_blocks: tuple[Block, ...]
+    pe_blocks: tuple[Block, ...]
     v_blocks: tuple[Block, ...]
     sm_scale: float
     mask: str  # kind of the mask, for the words of the docstring
     window: Window
     section_bytes: int  # prefill: keys and values that heads in flight should share in L2
-    kv_bytes_per_token: int  # of one KV head: a key and a value
+    kv_bytes_per_token: int  # of one KV head: a key, its rotary block and a value
     prefill: PrefillPlan | None  # what only prefill decides
     decode: DecodePlan | None  # what only decode decides
     unaligned: Tile  # on every target, for tensors whose rows do not start on 16 bytes

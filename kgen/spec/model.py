@@ -23,6 +23,10 @@ Heads = Annotated[int, Field(ge=1, le=4096)]
 HeadDim = Annotated[int, Field(ge=HEAD_DIMS[0], le=HEAD_DIMS[-1], multiple_of=HEAD_DIMS.step)]
 
 
+def _is_head_dim(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value in HEAD_DIMS
+
+
 class GroupedAttention(SpecModel):
     """MHA, GQA and MQA: query heads share KV heads, nothing is compressed."""
 
@@ -37,7 +41,7 @@ class GroupedAttention(SpecModel):
         gt=0.0,
         le=1e6,
         validate_default=False,
-        description="Factor of the scores; default head_dim_qk ** -0.5.",
+        description="Factor of the scores; default (head_dim_qk + head_dim_pe) ** -0.5.",
     )
     mask: Mask
     sinks: bool = Field(default=False, description="A learned logit a head joins the softmax.")
@@ -51,10 +55,11 @@ class GroupedAttention(SpecModel):
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        head_dim = data.get("head_dim_qk")
-        if isinstance(head_dim, int) and not isinstance(head_dim, bool) and head_dim in HEAD_DIMS:
+        head_dim, head_dim_pe = data.get("head_dim_qk"), data.get("head_dim_pe")
+        if _is_head_dim(head_dim):
             data.setdefault("head_dim_v", head_dim)
-            data.setdefault("sm_scale", float(head_dim) ** -0.5)
+            if head_dim_pe is None or _is_head_dim(head_dim_pe):
+                data.setdefault("sm_scale", float(head_dim + (head_dim_pe or 0)) ** -0.5)
         return data
 
     @property
@@ -91,7 +96,7 @@ class LatentAttention(SpecModel):
             return data
         data = dict(data)
         widths = [data.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
-        if all(isinstance(n, int) and not isinstance(n, bool) and n in HEAD_DIMS for n in widths):
+        if all(_is_head_dim(n) for n in widths):
             data.setdefault("sm_scale", float(sum(widths)) ** -0.5)
         return data
 

@@ -8,6 +8,7 @@ from kgen.diagnostics import Problem, joined
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import WindowMask
 from kgen.spec.model import (
+    HEAD_DIMS,
     BackwardKernel,
     DecodeKernel,
     GroupedAttention,
@@ -95,6 +96,17 @@ def _padded_is_dense(spec: SpecFile) -> Iterator[Problem]:
             yield Problem("KG208", ("kernels", name, "padded"), message, "remove it, or write layout: bhsd or bshd")
 
 
+def _expanded_keys_fit_a_head(spec: SpecFile) -> Iterator[Problem]:
+    layer = spec.attention
+    if not isinstance(layer, LatentAttention):
+        return
+    width = layer.qk_nope_head_dim + layer.qk_rope_head_dim
+    for name, kernel in spec.kernels.items():
+        if isinstance(kernel, PrefillKernel) and width not in HEAD_DIMS:
+            message = f"kernel {name} is expanded: its keys are qk_nope_head_dim + qk_rope_head_dim = {width} wide"
+            yield Problem("KG215", ("kernels", name), message, f"a head may be {HEAD_DIMS[-1]} wide at most", at="key")
+
+
 def _query_tokens_are_causal(spec: SpecFile) -> Iterator[Problem]:
     for name, kernel in spec.kernels.items():
         if isinstance(kernel, DecodeKernel) and kernel.q_len > 1 and spec.attention.mask.kind == "full":
@@ -136,6 +148,7 @@ _RULES = (
     _form_is_for_latent,
     _paged_prefill_is_ragged,
     _padded_is_dense,
+    _expanded_keys_fit_a_head,
     _query_tokens_are_causal,
     _backward_has_a_prefill,
     _merged_parts_have_no_sink,

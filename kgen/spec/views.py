@@ -14,10 +14,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kgen.errors import InputError
-from kgen.spec.model import HEAD_DIMS, GroupedAttention
+from kgen.spec.model import HEAD_DIMS, DecodeKernel, GroupedAttention
 
 if TYPE_CHECKING:
-    from kgen.spec.model import Attention, LatentAttention, MergeStatesKernel
+    from kgen.spec.model import Attention, LatentAttention, MergeStatesKernel, SpecFile
+
+
+def of_kernel(spec: SpecFile, kernel: str) -> GroupedAttention:
+    """The layer as a kernel of ``spec`` sees it: a latent one expanded, in decode absorbed."""
+    layer = spec.attention
+    if isinstance(layer, GroupedAttention):
+        return layer
+    return absorbed(layer) if is_absorbed(spec, kernel) else expanded(layer)
+
+
+def is_absorbed(spec: SpecFile, kernel: str) -> bool:
+    """Whether a kernel of ``spec`` has one latent a token for all heads, as key and as value."""
+    return spec.attention.kind == "latent" and isinstance(spec.kernels[kernel], DecodeKernel)
+
+
+def seen_by(spec: SpecFile, kernel: str) -> SpecFile:
+    """``spec`` with its layer as ``kernel`` sees it."""
+    return spec.model_copy(update={"attention": of_kernel(spec, kernel)})
 
 
 def expanded(layer: LatentAttention) -> GroupedAttention:

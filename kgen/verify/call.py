@@ -46,7 +46,7 @@ def run(
 
     CPU tensors run in Triton's interpreter, ``sample`` of each grid at most.
     """
-    on_cpu = inputs[0].device.type == "cpu"
+    on_cpu = inputs.q.device.type == "cpu"
     arena = Arena(poison, interpreter.Audit() if on_cpu else None)
     tensors, arguments = (_decode_arguments if case.is_decode else _prefill_arguments)(case, inputs, arena)
     module.__dict__["_INTERPRET_TARGET"] = case.target
@@ -54,7 +54,7 @@ def run(
         with interpreter.interpreting(arena.audit, sample=sample) if on_cpu else nullcontext(), PoisonedEmpty(arena):
             out, lse = module.attention(*tensors, **arguments)
         if not on_cpu:
-            torch.cuda.synchronize(inputs[0].device)
+            torch.cuda.synchronize(inputs.q.device)
     except Exception as error:  # whatever a kernel raises is a finding about that kernel
         return Outcome(None, None, None, (f"raised {type(error).__name__}: {error}",))
     problems = arena.problems()
@@ -73,7 +73,7 @@ def run(
 
 def _decode_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """q, k, v and the keywords of a decode call: one query token, and no axis for it."""
-    q, k, v = inputs
+    q, k, v = inputs.q, inputs.k, inputs.v
     layout = LAYOUTS[case.layout]
     queries = q[:, :, 0]
     lengths = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
@@ -106,19 +106,21 @@ def _prefill_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[
     layout = LAYOUTS[case.layout]
     tensors = []
     lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
-    for name, x, placement, rows in zip("qkv", inputs, (layout.q, layout.k, layout.v), lengths, strict=True):
+    placements = (layout.q, layout.k, layout.v)
+    for name, placement, rows in zip("qkv", placements, lengths, strict=True):
+        x = getattr(inputs, name)
         stored, ends = layouts.stacked(case, x, rows)
         view = arena.input(name, stored, "bhnd", layouts.placed(case, placement), ends)
         tensors.append(layouts.handed(case, view))
-    device = inputs[0].device
+    device = inputs.q.device
     arguments: dict[str, Any] = {"return_lse": True}
     for name, values in layouts.index_arguments(case, device).items():
         arguments[name] = arena.input(name, values, "b")
     if case.tensors == "ragged":
         arguments["max_qo_len"] = case.q_len
     if layout.out is not None:
-        stored, _ = layouts.stacked(case, inputs[0], case.qo_lens)
-        shape = (*stored.shape[:-1], inputs[2].shape[-1])
+        stored, _ = layouts.stacked(case, inputs.q, case.qo_lens)
+        shape = (*stored.shape[:-1], inputs.v.shape[-1])
         out = arena.output("out", shape, "bhnd", layouts.placed(case, layout.out), stored.dtype, device)
         arguments["out"] = layouts.handed(case, out)
     return tuple(tensors), arguments

@@ -62,17 +62,19 @@ def expect(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    q_pe: torch.Tensor | None = None,
+    k_pe: torch.Tensor | None = None,
     seq_lens: torch.Tensor | None = None,
     qo_lens: torch.Tensor | None = None,
 ) -> Expected:
     """The reference's answer for inputs of the spec's dtype, and the limits that follow from it.
 
-    Shapes as in ``kgen.reference.evaluate.evaluate``.
+    ``spec`` has the layer as the kernel sees it (``kgen.spec.views.seen_by``). Shapes as in ``kgen.reference.evaluate.evaluate``.
     """
-    out, lse = evaluate(spec, q, k, v, seq_lens=seq_lens, qo_lens=qo_lens)
+    out, lse = evaluate(spec, q, k, v, q_pe=q_pe, k_pe=k_pe, seq_lens=seq_lens, qo_lens=qo_lens)
     assert isinstance(spec.attention, GroupedAttention)  # evaluate refuses the others
-    plain, plain_lse = eager(spec, q, k, v, seq_lens=seq_lens, qo_lens=qo_lens)
-    scores = _max(q.double().norm(dim=-1)) * _max(k.double().norm(dim=-1)) * spec.attention.sm_scale
+    plain, plain_lse = eager(spec, q, k, v, q_pe=q_pe, k_pe=k_pe, seq_lens=seq_lens, qo_lens=qo_lens)
+    scores = _largest_row(q, q_pe) * _largest_row(k, k_pe) * spec.attention.sm_scale
     return limits((out, lse), (plain, plain_lse), unit=unit_roundoff(spec), jitter=4 * EPS32 * scores, lse_size=scores)
 
 
@@ -131,6 +133,12 @@ def compare(
 def _max(values: torch.Tensor) -> float:
     """The largest element, 0 for none; NaN where there is one."""
     return float(values.max()) if values.numel() else 0.0
+
+
+def _largest_row(content: torch.Tensor, rotary: torch.Tensor | None) -> float:
+    """The largest norm of a row, its rotary block included."""
+    blocks = [content] if rotary is None else [content, rotary]
+    return _max(sum(block.double().square().sum(-1) for block in blocks).sqrt())
 
 
 def _frobenius(error: torch.Tensor, want: torch.Tensor) -> float:

@@ -172,8 +172,10 @@ def _placed(
 
     def ordered(placement: Placement) -> Placement:
         """Outputs lie in memory as the kernel's layout has their axes, where the placement says nothing else."""
-        order = placement.order.translate(_SWAP) if parts.layout in _TOKENS_FIRST else placement.order
-        return replace(placement, order=order)
+        # A sparse axis stays the slowest: inside another it would take gigabytes for each index of that.
+        if parts.layout not in _TOKENS_FIRST or placement.sparse:
+            return placement
+        return replace(placement, order=placement.order.translate(_SWAP))
 
     def result(name: str, shape: torch.Size, axes: str, placement: Placement) -> torch.Tensor:
         return arena.output(name, tuple(shape), axes, ordered(placement), dtype, device)

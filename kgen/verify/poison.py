@@ -45,12 +45,16 @@ class Poison:
             finite = numbers.isfinite()
             limit = torch.finfo(tensor.dtype).max
             numbers = torch.where(finite, numbers.clamp(-limit, limit), numbers).to(tensor.dtype)
-        numbers = numbers.to(tensor.device)
+        # As integers: a copy of floats may give a NaN other bits, by the shape that is copied.
+        integers = _INTEGERS[tensor.dtype.itemsize]
+        numbers, tensor = numbers.to(tensor.device).view(integers), tensor.view(integers)
         if tensor.dim() >= 2:
             tensor.copy_(numbers[:, None].expand(tensor.shape))
         else:
             tensor.copy_(numbers.repeat_interleave(61)[: tensor.numel()].reshape(tensor.shape))
 
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 CLEAN = Poison("clean", (0.25,))
 NAN, INF, HUGE = Poison("nan", (torch.nan,)), Poison("inf", (torch.inf,)), Poison("1e30", (1e30,))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kgen.errors import MissingDependencyError
+from kgen.spec import views
 from kgen.spec.model import MergeStatesKernel
 from kgen.verify import interpreter, merge_trial, values
 from kgen.verify.call import Outcome, run
@@ -153,7 +154,7 @@ def cases(
         # Every target has the same row.
         target, row = next(iter(module._LAUNCH.items()))
         return merge_cases(spec, kernel, row["BLOCK_R"], target, large=device.type != "cpu")
-    launch = tiles(module)
+    launch, spec = tiles(module), views.seen_by(spec, kernel)
     if device.type == "cpu":
         return interpreter_cases(spec, kernel, launch)
     return device_cases(spec, kernel, _own_tiles(launch, device))
@@ -182,14 +183,14 @@ def _trial(spec: SpecFile, kernel: str, module: ModuleType, case: Case | MergeCa
             partial(merge_trial.run, module, case, parts),
             partial(merge_trial.replays, module, case, parts),
         )
-    inputs = values.make(spec, case, device)
+    inputs = values.make(spec, kernel, case, device)
     seq_lens, qo_lens = (
         None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
         for lengths in (case.seq_lens, case.qo_lens)
     )
     sample = _sample(spec, module, case) if device.type == "cpu" else None
     return _Trial(
-        expect(spec, *inputs, seq_lens=seq_lens, qo_lens=qo_lens),
+        expect(views.seen_by(spec, kernel), **vars(inputs), seq_lens=seq_lens, qo_lens=qo_lens),
         partial(run, module, case, inputs, sample=sample),
         partial(_attention_replays, module, case, inputs),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kgen.spec.model import GroupedAttention
+from kgen.spec import views
 from kgen.verify import pages
 from kgen.verify.compare import DTYPES
 from kgen.verify.poison import LAYOUTS
@@ -19,7 +19,24 @@ if TYPE_CHECKING:
     from kgen.spec.model import SpecFile
     from kgen.verify.cases import Case
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of a call, heads before tokens.
+
+    ``q[B, Hq, M, Dqk]``, ``k[B, Hkv, N, Dqk]``, ``v[B, Hkv, N, Dv]``; ``q_pe[B, Hq, M, Dpe]`` and
+    ``k_pe[B, Hkv, N, Dpe]`` where the layer has a rotary block of its own. Where the latent is
+    key and value, ``v`` is ``k``.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    q_pe: torch.Tensor | None = None
+    k_pe: torch.Tensor | None = None
+
+
+Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,11 +67,11 @@ class Draw:
         return (torch.arange(self.k[2], device=self.generator.device) % period)[:, None]
 
 
-def _normal(draw: Draw) -> Inputs:
+def _normal(draw: Draw) -> Drawn:
     return draw.normal(draw.q), draw.normal(draw.k), draw.normal(draw.v)
 
 
-def _beacons(draw: Draw) -> Inputs:
+def _beacons(draw: Draw) -> Drawn:
     # Every 7th key outweighs its neighbours e**6 times: a row that sees one too many or too few is far off.
     signs = draw.signs(draw.q[-1]) * draw.magnitude(6.0)
     lit = draw.each_key(7) == 0
@@ -63,44 +80,44 @@ def _beacons(draw: Draw) -> Inputs:
     return q, k, draw.normal(draw.v) + 4.0 * lit
 
 
-def _below(draw: Draw) -> Inputs:
+def _below(draw: Draw) -> Drawn:
     signs = draw.signs(draw.q[-1]) * draw.magnitude(2e4)
     noise = 0.003 * draw.magnitude(2e4)
     return signs + noise * draw.normal(draw.q), -signs + noise * draw.normal(draw.k), draw.normal(draw.v)
 
 
-def _huge(draw: Draw) -> Inputs:
+def _huge(draw: Draw) -> Drawn:
     # Two levels of logits, exact in every dtype's range: the weights are uniform over the upper one.
     signs = draw.signs(draw.q[-1]) * draw.magnitude(2.5e5)
     level = torch.where(draw.each_key(3) == 1, 1.0, -1.0)
     return signs.expand(draw.q), (level * signs).expand(draw.k), draw.normal(draw.v)
 
 
-def _fp16_range(draw: Draw) -> Inputs:
+def _fp16_range(draw: Draw) -> Drawn:
     signs = draw.signs(draw.q[-1]) * 256.0
     level = torch.where(draw.each_key(5) == 2, 1.0, -1.0)
     return signs.expand(draw.q), (level * signs).expand(draw.k), draw.normal(draw.v)
 
 
-def _dominant(draw: Draw) -> Inputs:
+def _dominant(draw: Draw) -> Drawn:
     q, k, v = _normal(draw)
     signs = draw.signs(draw.q[-1]) * draw.magnitude(40.0)
     k[:, :, draw.k[2] // 2 :][:, :, :1] += signs
     return q + signs, k, v
 
 
-def _equal(draw: Draw) -> Inputs:
+def _equal(draw: Draw) -> Drawn:
     one = draw.signs(draw.q[-1]) * draw.magnitude(2.0)
     return one.expand(draw.q), one.expand(draw.k), draw.normal(draw.v)
 
 
-def _denormal(draw: Draw) -> Inputs:
+def _denormal(draw: Draw) -> Drawn:
     tiny = torch.finfo(draw.dtype).tiny / 8
     q, k, v = _normal(draw)
     return q * tiny, k * tiny, torch.where(draw.each_key(2) == 0, v, v * tiny)
 
 
-MAKERS: dict[str, Callable[[Draw], Inputs]] = {
+MAKERS: dict[str, Callable[[Draw], Drawn]] = {
     "normal": _normal,
     "beacons": _beacons,
     "below": _below,
@@ -112,20 +129,20 @@ MAKERS: dict[str, Callable[[Draw], Inputs]] = {
 }
 
 
-def make(spec: SpecFile, case: Case, device: torch.device) -> Inputs:
-    """``q[B, Hq, M, Dqk]``, ``k[B, Hkv, N, Dqk]``, ``v[B, Hkv, N, Dv]`` of a case, in the spec's dtype.
+def make(spec: SpecFile, kernel: str, case: Case, device: torch.device) -> Inputs:
+    """The inputs of a case of ``kernel``, in the spec's dtype.
 
     The same numbers on every run; where the layout shares the memory of an
     axis, all its indices hold the same ones, and requests that share pages have
     the same keys and values there.
     """
-    a = spec.attention
-    assert isinstance(a, GroupedAttention)
+    a = views.of_kernel(spec, kernel)
+    width = a.head_dim_qk + (a.head_dim_pe or 0)
     generator = torch.Generator(device)
     generator.manual_seed(zlib.crc32(f"{spec.name} {case.name}".encode()))
     draw = Draw(
-        q=(case.batch, a.num_qo_heads, case.q_len, a.head_dim_qk),
-        k=(case.batch, a.num_kv_heads, case.kv_len, a.head_dim_qk),
+        q=(case.batch, a.num_qo_heads, case.q_len, width),
+        k=(case.batch, a.num_kv_heads, case.kv_len, width),
         v=(case.batch, a.num_kv_heads, case.kv_len, a.head_dim_v),
         sm_scale=a.sm_scale,
         dtype=DTYPES[spec.dtype],
@@ -136,7 +153,11 @@ def make(spec: SpecFile, case: Case, device: torch.device) -> Inputs:
     k, v = _shared(k, layout.k.shared), _shared(v, layout.v.shared)
     if case.page_size is not None:
         k, v = pages.as_read(case, k, v)
-    return q, k, v
+    # The rotary block is the end of what was drawn: a large product may lie in it or outside.
+    (q, *q_pe), (k, *k_pe) = (
+        (x,) if a.head_dim_pe is None else x.split([a.head_dim_qk, a.head_dim_pe], dim=-1) for x in (q, k)
+    )
+    return Inputs(q, k, k if views.is_absorbed(spec, kernel) else v, *q_pe, *k_pe)
 
 
 def _shared(x: torch.Tensor, axes: str) -> torch.Tensor:
