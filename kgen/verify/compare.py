@@ -69,7 +69,8 @@ def expect(
 ) -> Expected:
     """The reference's answer for inputs of the spec's dtype, and the limits that follow from it.
 
-    ``spec`` has the layer as the kernel sees it (``kgen.spec.views.seen_by``). Shapes as in ``kgen.reference.evaluate.evaluate``.
+    ``spec`` has the layer as the kernel sees it (``kgen.spec.views.seen_by``).
+    Shapes as in ``kgen.reference.evaluate.evaluate``.
     """
     out, lse = evaluate(spec, q, k, v, q_pe=q_pe, k_pe=k_pe, seq_lens=seq_lens, qo_lens=qo_lens)
     assert isinstance(spec.attention, GroupedAttention)  # evaluate refuses the others
@@ -137,8 +138,8 @@ def _max(values: torch.Tensor) -> float:
 
 def _largest_row(content: torch.Tensor, rotary: torch.Tensor | None) -> float:
     """The largest norm of a row, its rotary block included."""
-    blocks = [content] if rotary is None else [content, rotary]
-    return _max(sum(block.double().square().sum(-1) for block in blocks).sqrt())
+    row = content if rotary is None else torch.cat((content, rotary), dim=-1)
+    return _max(row.double().norm(dim=-1))
 
 
 def _frobenius(error: torch.Tensor, want: torch.Tensor) -> float:

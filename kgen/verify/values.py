@@ -154,10 +154,10 @@ def make(spec: SpecFile, kernel: str, case: Case, device: torch.device) -> Input
     if case.page_size is not None:
         k, v = pages.as_read(case, k, v)
     # The rotary block is the end of what was drawn: a large product may lie in it or outside.
-    (q, *q_pe), (k, *k_pe) = (
-        (x,) if a.head_dim_pe is None else x.split([a.head_dim_qk, a.head_dim_pe], dim=-1) for x in (q, k)
-    )
-    return Inputs(q, k, k if views.is_absorbed(spec, kernel) else v, *q_pe, *k_pe)
+    q_pe = k_pe = None
+    if a.head_dim_pe is not None:
+        (q, q_pe), (k, k_pe) = ((x[..., : a.head_dim_qk], x[..., a.head_dim_qk :]) for x in (q, k))
+    return Inputs(q, k, k if views.is_absorbed(spec, kernel) else v, q_pe, k_pe)
 
 
 def _shared(x: torch.Tensor, axes: str) -> torch.Tensor:
