@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 from kgen.aot import compile_modules
 from kgen.plan.lower import lower
+from kgen.spec.loader import LoadedSpec, load_text
 from tests.aot_support import NARROW_LOADS, WIDE_LOADS, assert_vectorised
 from tests.verify_support import load_spec, write
 
@@ -26,7 +28,21 @@ KERNELS = {
 def test_every_layout_compiles(tmp_path: Path) -> None:
     loaded = load_spec(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", kernels=KERNELS)
     write(loaded, tmp_path)
-    paths = {name: tmp_path / "example" / f"{name}.py" for name in KERNELS}
+    assert_compiled(loaded, tmp_path)
+
+
+def test_the_expanded_form_of_a_latent_layer_compiles(tmp_path: Path) -> None:
+    layer = {"kind": "latent", "num_qo_heads": 128, "kv_lora_rank": 512, "v_head_dim": 128, "mask": {"kind": "causal"}}
+    layer |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    data = {"name": "example", "attention": layer, "dtype": "bfloat16", "kernels": {"prefill": {}}}
+    loaded = load_text(yaml.safe_dump(data), "specs/example.yaml")
+    write(loaded, tmp_path)
+    assert_compiled(loaded, tmp_path)
+
+
+def assert_compiled(loaded: LoadedSpec, folder: Path) -> None:
+    """The prefill kernels of a spec compile for every target: wide loads, no spills, shared memory as planned."""
+    paths = {name: folder / "example" / f"{name}.py" for name in loaded.spec.kernels}
     report = compile_modules([(path, target) for path in paths.values() for target in TARGETS])
     assert report.failures == ()
     plans = {str(paths[plan.kernel]): plan for plan in lower(loaded)}

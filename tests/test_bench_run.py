@@ -26,7 +26,7 @@ from kgen.bench.workloads import Workload
 from kgen.errors import InputError
 from kgen.models import accounting
 from kgen.resources import shipped
-from tests.bench_support import GROUPED, FakeClock, load, machine, spec_file, stand_ins, workload, wrong
+from tests.bench_support import GROUPED, LATENT, FakeClock, load, machine, spec_file, stand_ins, workload, wrong
 
 # Statistics and turns.
 
@@ -211,6 +211,13 @@ def test_a_peer_that_fails_costs_its_own_cell(tmp_path: Path, fake_peers: Sequen
     assert all("\n" not in line for line in told)
     assert found.ceilings["write"].read_tb_s == pytest.approx((2 << 30) / 100e6)
     assert found.ceilings["write"].matmul_tflop_s == pytest.approx(2 * 8192**3 / 100e6)
+
+
+@pytest.mark.triton
+def test_the_expanded_form_is_timed_beside_an_absorbed_one_that_is_not_generated(tmp_path: Path) -> None:
+    path = spec_file(tmp_path, LATENT)
+    (row,) = run([workload(path, "expanded")], Settings(1, ("write",), ()), machine(), lambda _: None).rows
+    assert (row.layer, row.cells[KGEN].status) == ("MLA 16 h 32/16 causal", "measured")
 
 
 def test_a_wrong_kernel_of_ours_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kgen.plan import features
 from kgen.spec import rules
 from kgen.spec.model import SpecFile
-from tests.spec_helpers import changed, heads, load
+from tests.spec_helpers import changed, full, heads, load
 
 LATENT = """\
 name: mla
@@ -89,8 +89,23 @@ def test_features_that_are_not_generated_yet(old: str, new: str, expected: list[
     assert heads(changed(old, new)) == expected
 
 
-def test_latent_layers_are_not_generated_yet_and_have_the_form_of_the_kernel() -> None:
-    assert heads(LATENT) == ["3:9: [KG301]: not generated yet: latent layers (MLA)"]
+def test_a_latent_layer_is_generated_expanded_and_not_yet_absorbed() -> None:
+    assert heads(LATENT) == ["13:3: [KG301]: not generated yet: decode of latent layers (MLA), absorbed"]
+    assert heads(LATENT.replace("  decode: {}\n", "")) == []
+
+
+def test_an_expanded_key_is_as_wide_as_a_head_may_be_at_most() -> None:
+    text = LATENT.replace("  decode: {}\n", "").replace("nope_head_dim: 128", "nope_head_dim: 448")
+    assert heads(text) == []
+    wide = text.replace("nope_head_dim: 448", "nope_head_dim: 456")
+    message = "kernel prefill is expanded: its keys are qk_nope_head_dim + qk_rope_head_dim = 520 wide"
+    assert heads(wide) == [f"12:3: [KG215]: {message}"]
+    assert "a head may be 512 wide at most" in full(wide)
+    # The absorbed form has no such key.
+    assert not any("KG215" in line for line in heads(wide.replace("prefill: {}", "decode: {}")))
+
+
+def test_kernels_of_a_latent_layer_have_the_form_of_their_kind() -> None:
     data = {"prefill": {"form": None}, "decode": {}, "long": {"kind": "decode"}, "merge_states": {}}
     layer = {
         "kind": "latent",
@@ -147,6 +162,7 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     specs.append(SpecFile.model_validate(data | {"kernels": {"merge_states": {}}}))
     prefills: list[dict[str, object]] = [{"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
+    specs.append(load(LATENT.replace("  decode: {}\n", "")).spec)
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]
     assert unused == []
 
@@ -155,7 +171,7 @@ def test_the_table_has_a_row_a_feature_and_unique_codes() -> None:
     rows = features.table().splitlines()
     assert rows[:2] == ["| feature | in a spec | generated |", "|---|---|---|"]
     assert "| causal mask | `mask: {kind: causal}` | yes |" in rows
-    assert "| latent layers (MLA) | `attention: {kind: latent}` | not yet |" in rows
+    assert "| chunked mask | `mask: {kind: chunked, size: …}` | not yet |" in rows
     codes = [row.code for row in (*features.GENERATED, *features.NOT_YET)]
     assert len(rows) == 2 + len(codes) == 2 + len(set(codes))
     assert all(row.count("|") == 4 for row in rows)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kgen.errors import KgenError
+from kgen.spec import views
+from kgen.spec.model import SpecFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +50,9 @@ def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Ite
     Raises KgenError for a kind of kernel that has no calls here.
     """
     kind = spec["kernels"][kernel]["kind"]
+    if kind in ("prefill", "decode"):
+        layer = views.of_kernel(SpecFile.model_validate(spec), kernel)
+        spec = spec | {"attention": layer.model_dump(mode="json")}
     if kind == "prefill":
         yield from _prefill(spec, spec["kernels"][kernel], sizes)
     elif kind == "decode":

@@ -61,10 +61,20 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _layer_is(kind: type[GroupedAttention] | type[LatentAttention]) -> Uses:
+def _layer_is(kind: type[GroupedAttention]) -> Uses:
     def uses(spec: SpecFile) -> Iterator[Loc]:
         if isinstance(spec.attention, kind):
             yield ("attention", "kind")
+
+    return uses
+
+
+def _latent(kernel: type[PrefillKernel] | type[DecodeKernel]) -> Uses:
+    """Kernels of a kind of a latent layer: prefill has the expanded form, decode the absorbed one."""
+
+    def uses(spec: SpecFile) -> Iterator[Loc]:
+        if isinstance(spec.attention, LatentAttention):
+            yield from (("kernels", name, "form") for name, one in spec.kernels.items() if isinstance(one, kernel))
 
     return uses
 
@@ -170,11 +180,22 @@ GENERATED = (
         "`merge_states: {layout: bhd}`, `bhsd`, `bshd` or `ragged`",
         _kernel(MergeStatesKernel, "layout"),
     ),
+    Feature(
+        "KG352",
+        "prefill of latent layers (MLA), expanded",
+        "`attention: {kind: latent}`, `prefill: {form: expanded}`, any layout",
+        _latent(PrefillKernel),
+    ),
     Feature("KG350", "targets", f"`targets: [{', '.join(TARGETS)}]`", _targets),
 )
 
 NOT_YET = (
-    Feature("KG301", "latent layers (MLA)", "`attention: {kind: latent}`", _layer_is(LatentAttention)),
+    Feature(
+        "KG301",
+        "decode of latent layers (MLA), absorbed",
+        "`attention: {kind: latent}`, `decode: {form: absorbed}`",
+        _latent(DecodeKernel),
+    ),
     Feature("KG302", "a separate rotary block", "`head_dim_pe`", _layer_has("head_dim_pe")),
     Feature("KG303", "chunked mask", "`mask: {kind: chunked, size: …}`", _mask_is("chunked")),
     Feature("KG304", "prefix-LM mask", "`mask: {kind: prefix_lm}`", _mask_is("prefix_lm")),

@@ -14,12 +14,12 @@ from kgen.plan.tiles import candidates, unaligned
 from kgen.spec import views
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
-from kgen.spec.model import DecodeKernel, GroupedAttention, MergeStatesKernel, PrefillKernel
+from kgen.spec.model import DecodeKernel, GroupedAttention, LatentAttention, MergeStatesKernel, PrefillKernel
 
 if TYPE_CHECKING:
     from kgen.plan.model import ModulePlan
     from kgen.spec.loader import LoadedSpec
-    from kgen.spec.model import Kernel
+    from kgen.spec.model import Attention, Kernel
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 SECTION_BYTES = 32 << 20  # keys and values of the heads in flight; L2 is 40 MB on A100, 50 to 60 MB on Hopper
@@ -165,7 +165,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         stride_unit=16 // dtype_bytes,
         section_bytes=SECTION_BYTES,
         kv_bytes_per_token=_record(layer, values_are_keys) * dtype_bytes,
-        prefill=_prefill_plan(kernel) if isinstance(kernel, PrefillKernel) else None,
+        prefill=_prefill_plan(spec.attention, kernel) if isinstance(kernel, PrefillKernel) else None,
         decode=decode,
         launch=tuple(launch),
         unaligned=unaligned_tile,
@@ -178,9 +178,13 @@ def _record(layer: GroupedAttention, values_are_keys: bool) -> int:
     return layer.head_dim_qk + (layer.head_dim_pe or 0) + (0 if values_are_keys else layer.head_dim_v)
 
 
-def _prefill_plan(kernel: PrefillKernel) -> PrefillPlan:
-    lengths = "indptr" if kernel.layout == "ragged" else "seq_lens" if kernel.padded else "shapes"
-    return PrefillPlan(layout=kernel.layout, lengths=lengths)
+def _lengths(kernel: PrefillKernel) -> str:
+    return "indptr" if kernel.layout == "ragged" else "seq_lens" if kernel.padded else "shapes"
+
+
+def _prefill_plan(layer: Attention, kernel: PrefillKernel) -> PrefillPlan:
+    nope_rope = (layer.qk_nope_head_dim, layer.qk_rope_head_dim) if isinstance(layer, LatentAttention) else None
+    return PrefillPlan(layout=kernel.layout, lengths=_lengths(kernel), nope_rope=nope_rope)
 
 
 def _address(kernel: DecodeKernel, window: Window, largest_tile: int) -> str:
@@ -258,15 +262,12 @@ def _reasons(
             else (f"num_splits {decode.num_splits}", "every request in that many equal ranges, whatever its batch")
         )
     elif isinstance(kernel, PrefillKernel):
+        lengths = _lengths(kernel)
         reasons += [
-            (f"lengths from {lengths}", why)
-            for lengths, why in LENGTHS.items()
-            if lengths == _prefill_plan(kernel).lengths
-        ]
-        reasons.append(
+            (f"lengths from {lengths}", LENGTHS[lengths]),
             (
                 "program order",
                 f"heads of a group adjacent, sections of {SECTION_BYTES >> 20} MiB of keys and values in L2",
-            )
-        )
+            ),
+        ]
     return reasons

@@ -62,6 +62,7 @@ class PrefillPlan:
 
     layout: str  # order of the axes: "bhsd" | "bshd" | "ragged", tokens of all requests in one axis, then heads
     lengths: str  # where the lengths of a request stand: "shapes" | "seq_lens" | "indptr"
+    nope_rope: tuple[int, int] | None  # the expanded form: widths of the two parts of a query and of a key
 
 
 @dataclass(frozen=True)

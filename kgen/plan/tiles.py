@@ -31,13 +31,16 @@ def candidates(
     """Tiles for a problem in order of preference, with their shared memory estimate, fitting or not.
 
     ``rows`` is the number of query rows worth tiling (decode: heads of a group,
-    rounded up to a power of two); wider tiles are cut down to it.
+    rounded up to a power of two); wider tiles are cut down to it. A row with
+    ``lanes`` is for that pair of widths alone, of keys and of values.
     """
     lanes = max(lanes_qk, lanes_v)
     for row in _table()[template]:
         if row["family"] not in ("*", TARGET_INFO[target].family) or row["bits"] != 8 * dtype_bytes:
             continue
-        if lanes > row["max_lanes"] or rows > row.get("max_rows", rows):
+        if row.get("lanes", [lanes_qk, lanes_v]) != [lanes_qk, lanes_v]:
+            continue
+        if lanes > row.get("max_lanes", lanes) or rows > row.get("max_rows", rows):
             continue
         if row.get("windowed", is_windowed) != is_windowed:
             continue

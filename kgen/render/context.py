@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.plan.blocks import next_power_of_2
 from kgen.render.merge import merge_context
-from kgen.render.words import LENGTHS, argument_list, heads_in_words, laws, mask_in_words, pretty, wrapped
+from kgen.render.words import (
+    LENGTHS,
+    argument_list,
+    expanded_in_words,
+    heads_in_words,
+    laws,
+    mask_in_words,
+    pretty,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +154,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
         | strides
         | _shapes(plan, queries, keys)
         | {
-            "problem": f"{words.problem}{heads_in_words(plan)};\n{mask_in_words(plan)}.",
+            "problem": f"{words.problem}{heads_in_words(plan)};\n{mask_in_words(plan)}.{expanded_in_words(prefill)}",
             "runtime_arguments": argument_list((*names, *words.sizes, "heads_per_section")),
             "address": "ragged" if prefill.layout == "ragged" else "dense",
             "lengths": prefill.lengths,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kgen.plan.model import KernelPlan
+    from kgen.plan.model import KernelPlan, PrefillPlan
 
 
 def heads_in_words(plan: KernelPlan) -> str:
@@ -18,6 +18,19 @@ def heads_in_words(plan: KernelPlan) -> str:
     if kv == 1:
         return f"{q} query heads share one KV head (MQA)"
     return f"{q} query heads share {kv} KV heads, {plan.group_size} each (GQA)"
+
+
+def expanded_in_words(prefill: PrefillPlan) -> str:
+    """A sentence on the columns of q and k of a latent layer's expanded form; nothing for other layers."""
+    if prefill.nope_rope is None:
+        return ""
+    nope, rope = prefill.nope_rope
+    sentences = (
+        "The expanded form of a latent layer (MLA): keys and values were made from the latent before the call. Of the "
+        f"{nope + rope} columns of q and of k the first {nope} are the content (nope), the last {rope} the rotary part "
+        "(rope). The scale is the layer's, the same in the absorbed form."
+    )
+    return "\n" + textwrap.fill(sentences, 110)
 
 
 def mask_in_words(plan: KernelPlan) -> str:

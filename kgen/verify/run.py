@@ -188,9 +188,10 @@ def _trial(spec: SpecFile, kernel: str, module: ModuleType, case: Case | MergeCa
         None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device=device)
         for lengths in (case.seq_lens, case.qo_lens)
     )
-    sample = _sample(spec, module, case) if device.type == "cpu" else None
+    seen = views.seen_by(spec, kernel)
+    sample = _sample(seen, module, case) if device.type == "cpu" else None
     return _Trial(
-        expect(views.seen_by(spec, kernel), **vars(inputs), seq_lens=seq_lens, qo_lens=qo_lens),
+        expect(seen, **vars(inputs), seq_lens=seq_lens, qo_lens=qo_lens),
         partial(run, module, case, inputs, sample=sample),
         partial(_attention_replays, module, case, inputs),
     )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
 
+from kgen.spec.loader import load_text
 from kgen.verify.modules import load_package
 from kgen.verify.run import cases, check_case
 from tests.verify_support import MASKS, load_spec, write
@@ -64,6 +66,25 @@ def assert_passed(spec, kernel, module, gpu):
         if case.layout.startswith("sparse"):
             torch.cuda.empty_cache()  # gigabytes, of sizes that no later case asks for
     assert not failed, "\n".join(failed)
+
+
+# Released widths, as one tensor-parallel rank holds them, and widths of one block; every layout.
+LATENTS = [
+    {"num_qo_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    {"num_qo_heads": 3, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
+    {"num_qo_heads": 4, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256},
+]
+EXPANDED = [{}, {"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
+
+
+@pytest.mark.parametrize("prefill", EXPANDED, ids=["bhsd", "bshd", "ragged", "padded"])
+@pytest.mark.parametrize("layer", LATENTS, ids=lambda layer: f"{layer['qk_nope_head_dim']}-{layer['v_head_dim']}")
+def test_expanded_latent_layer_passes_every_case(layer, prefill, tmp_path, gpu):
+    attention = {"kind": "latent", "mask": {"kind": "causal"}, **layer}
+    data = {"name": "mla", "attention": attention, "dtype": "bfloat16", "kernels": {"prefill": prefill}}
+    loaded = load_text(yaml.safe_dump(data), "specs/mla.yaml")
+    write(loaded, tmp_path)
+    assert_passed(loaded.spec, "prefill", load_package(tmp_path / "mla")["prefill"], gpu)
 
 
 MERGES = [
