@@ -44,11 +44,53 @@ class NamedBlock:
     ok: str
 
 
-def _named(blocks: tuple[Block, ...], stem: str) -> tuple[NamedBlock, ...]:
-    suffixes = ("",) if len(blocks) == 1 else ("_lo", "_hi")
+@dataclass(frozen=True)
+class ScoredBlock(NamedBlock):
+    """A block of queries and keys whose product is part of the scores.
+
+    ``part`` is "" or, of a rotary block that is tensors of its own, "_pe": the block is
+    ``q{suffix}``, ``k{suffix}`` and ``k_ptrs{suffix}``, its tensors ``q{part}`` and ``k{part}``.
+    """
+
+    part: str
+    q_row: str  # stride between the rows of q{part}
+    k_row: str
+    k_tile: str  # the way from k_ptrs{suffix} to a tile
+
+
+def _named(blocks: tuple[Block, ...], stem: str, part: str = "") -> tuple[NamedBlock, ...]:
+    sides = ("_lo", "_hi") if len(blocks) == 2 else ("",) * len(blocks)
     return tuple(
-        NamedBlock(s, b.start, b.width, b.valid, b.is_padded, f"offs_{stem}{s}", f"{stem}_ok{s}")
-        for s, b in zip(suffixes, blocks, strict=True)
+        NamedBlock(part + s, b.start, b.width, b.valid, b.is_padded, f"offs_{stem}{s}", f"{stem}_ok{s}")
+        for s, b in zip(sides, blocks, strict=True)
+    )
+
+
+def _stride(tensor: str, axis: str) -> str:
+    """The name of a stride argument: ``stride_kn``, of a rotary block ``stride_kpe_n``."""
+    return f"stride_{tensor}{axis}" if len(tensor) == 1 else f"stride_{tensor.replace('_', '')}_{axis}"
+
+
+def _tile(address: str, tensor: str) -> str:
+    """The way from the pointers of ``tensor`` to a tile: along its rows, or to the rows that pages say."""
+    return {"paged": f"{tensor}_rows[:, None]", "paged_tile": f"{tensor}_row"}.get(
+        address, f"start_n * {_stride(tensor, 'n')}"
+    )
+
+
+def _scored(plan: KernelPlan, address: str) -> tuple[ScoredBlock, ...]:
+    """The blocks whose products add up to the scores, the rotary ones last."""
+    parts = (("", _named(plan.qk_blocks, "d")), ("_pe", _named(plan.pe_blocks, "pe", "_pe")))
+    return tuple(
+        ScoredBlock(
+            **vars(block),
+            part=part,
+            q_row=_stride(f"q{part}", "m"),
+            k_row=_stride(f"k{part}", "n"),
+            k_tile=_tile(address, f"k{part}"),
+        )
+        for part, blocks in parts
+        for block in blocks
     )
 
 
@@ -71,10 +113,11 @@ def _options(plan: KernelPlan, tile: Tile) -> str:
     return "{" + ", ".join(f'"{name}": {value}' for name, value in pairs) + "}"
 
 
-def _common(plan: KernelPlan) -> dict[str, object]:
+def _common(plan: KernelPlan, address: str) -> dict[str, object]:
+    """Names that every kernel has. ``address`` is "paged", "paged_tile", or another word: rows at equal strides."""
+    scored = _scored(plan, address)
     same = plan.qk_blocks == plan.v_blocks
-    qk = _named(plan.qk_blocks, "d")
-    v = qk if same else _named(plan.v_blocks, "dv")
+    v = _named(plan.qk_blocks, "d") if same else _named(plan.v_blocks, "dv")
     return {
         "function": "attention",
         "leader": "q",
@@ -91,11 +134,11 @@ def _common(plan: KernelPlan) -> dict[str, object]:
         "num_qo_heads": plan.num_qo_heads,
         "num_kv_heads": plan.num_kv_heads,
         "group_size": plan.group_size,
-        "qk_blocks": qk,
+        "scored": scored,
         "v_blocks": v,
-        "k_tile": "start_n * stride_kn",
-        "v_tile": "start_n * stride_vn",
-        "columns_used": qk if same else qk + v,
+        "v_tile": _tile(address, "v"),
+        "rows_are_strided": address != "paged",
+        "columns_used": scored if same else scored + v,
         "window": plan.window,
         "stride_unit": plan.stride_unit,
         "unaligned": _options(plan, plan.unaligned),
@@ -150,7 +193,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
     names = strides["strides"]
     assert isinstance(names, tuple)
     return (
-        _common(plan)
+        _common(plan, prefill.layout)
         | strides
         | _shapes(plan, queries, keys)
         | {
@@ -197,7 +240,6 @@ def _contiguous_cache(plan: KernelPlan) -> dict[str, object]:
         "input_strides": inputs,
         "strides_passed": "*strides",
         "wide_strides": ("stride_kn", "stride_vn"),
-        "rows_are_strided": True,
     }
 
 
@@ -208,7 +250,6 @@ def _paged_cache(plan: KernelPlan, decode: DecodePlan) -> dict[str, object]:
     row_axes = axes.removesuffix("h")
     keys, values = (tuple(f"stride_{tensor}{axis}" for axis in axes) for tensor in "kv")
     inputs = ("stride_qb", "stride_qh", *keys, *values)
-    is_tile_in_page = decode.address == "paged_tile"
     return {
         "cache": "paged",
         "inputs": "q, k_cache, v_cache, block_table",
@@ -221,9 +262,6 @@ def _paged_cache(plan: KernelPlan, decode: DecodePlan) -> dict[str, object]:
         "*out.stride()[:2]",
         "strides_passed": "*strides, block_table.stride(0)",
         "wide_strides": tuple(f"stride_{tensor}{axis}" for tensor in "kv" for axis in row_axes),
-        "rows_are_strided": is_tile_in_page,
-        "k_tile": "k_row" if is_tile_in_page else "k_rows[:, None]",
-        "v_tile": "v_row" if is_tile_in_page else "v_rows[:, None]",
     }
 
 
@@ -237,7 +275,7 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
     assert isinstance(names, tuple)
     indices = ("kv_head",) * (plan.num_kv_heads > 1) + ("head_tile",) * (decode.head_tiles > 1)
     return (
-        _common(plan)
+        _common(plan, decode.address)
         | cache
         | {
             "address": decode.address,
