@@ -1,4 +1,4 @@
-# make demo: from a fresh clone to verified kernels. make test: the tests.
+# make demo: from a fresh clone to verified kernels. make test: the tests. make docs: what pages show of commands.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -18,7 +18,7 @@ ASKED := $(shell printf '%s' "$(TORCH) $(PINS)" | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/.installed-$(ASKED)
 DEVELOPED := $(VENV)/.developed-$(ASKED)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format docs clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -39,6 +39,9 @@ lint: $(DEVELOPED)
 format: $(DEVELOPED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEVELOPED)
+	$(BIN)/python docs/console.py
 
 clean:
 	rm -rf .venv .venv-triton36 build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
