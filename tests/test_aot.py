@@ -40,6 +40,7 @@ SAMPLE = (
     "llama3_8b/prefill",
     "llama3_8b/decode",
     "llama3_8b_paged/decode_page16",
+    "llama3_8b_paged_prefill/prefill",
     "llama3_8b_prefix/merge_states",
     "siglip/prefill",
     "mistral_7b/prefill",

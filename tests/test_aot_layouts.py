@@ -22,6 +22,8 @@ KERNELS = {
     "tokens_first": {"kind": "prefill", "layout": "bshd"},
     "padded": {"kind": "prefill", "padded": True},
     "ragged": {"kind": "prefill", "layout": "ragged"},
+    "page1": {"kind": "prefill", "layout": "ragged", "kv": {"kind": "paged", "page_size": 1}},
+    "page128": {"kind": "prefill", "layout": "ragged", "kv": {"kind": "paged", "page_size": 128}},
 }
 
 

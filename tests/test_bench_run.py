@@ -220,6 +220,12 @@ def test_the_expanded_form_is_timed_beside_an_absorbed_one_that_is_not_generated
     assert (row.layer, row.cells[KGEN].status) == ("MLA 16 h 32/16 causal", "measured")
 
 
+@pytest.mark.triton
+def test_chunks_of_a_paged_cache_are_timed(tmp_path: Path) -> None:
+    (row,) = run(small(tmp_path, "ragged_paged"), Settings(1, ("write",), ()), machine(), lambda _: None).rows
+    assert (row.shape, row.cells[KGEN].status) == ("B2 M3 L5-9", "measured")
+
+
 def test_a_wrong_kernel_of_ours_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_run, "_generated", lambda problem, _: wrong(problem))
     found = run(small(tmp_path, "contiguous"), Settings(2, ("write",), ()), machine(), lambda _: None)

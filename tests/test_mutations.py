@@ -25,6 +25,9 @@ TOKENS_FIRST = {**CAUSAL, "kernels": {"prefill": {"layout": "bshd"}}}
 PAGED = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 16}}}}
 PAGED_WINDOW = WINDOW | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 16}}}}
 TILE_IN_PAGE = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 64}}}}
+CHUNKS = CAUSAL | {"kernels": {"prefill": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 16}}}}
+CHUNKS_WINDOW = CHUNKS | {"mask": WINDOW["mask"]}
+CHUNKS_TILE = CAUSAL | {"kernels": {"prefill": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 128}}}}
 PADDED = {"heads": 2, "kv_heads": 1, "head_dim": 24, "mask": MASKS["causal"]}
 
 
@@ -124,6 +127,47 @@ MUTATIONS = (
              "q_pos = offs_m + kv_len - max_qo_len"),
     Mutation("ragged: row offsets in 32 bits", "prefill", RAGGED,
              "stride_qm = tl.cast(stride_qm, tl.int64) * STRIDE_UNIT", "stride_qm = stride_qm * STRIDE_UNIT"),
+    # Chunks of a paged cache.
+    Mutation("chunks: page of the wrong request", "prefill", CHUNKS, "table = block_table_ptr + batch * stride_tb",
+             "table = block_table_ptr + (B - 1 - batch) * stride_tb"),
+    Mutation("chunks: rows of the table taken as dense", "prefill", CHUNKS, "block_table.stride(0)",
+             "block_table.shape[1]"),
+    Mutation("chunks: page index of the tile ahead unmasked", "prefill", CHUNKS, "mask=ahead < kv_len, other=0)",
+             "mask=ahead >= 0, other=0)"),
+    Mutation("chunks: table entry one too far", "prefill", CHUNKS, "mask=ahead < kv_len, other=0)",
+             "mask=ahead <= kv_len, other=0)"),
+    Mutation("chunks: first page index unmasked", "prefill", CHUNKS, "mask=offs_n < kv_len, other=0)",
+             "mask=offs_n >= 0, other=0)"),
+    Mutation("chunks: page of the first tile throughout", "prefill", CHUNKS, "        page = tl.load(table + ahead",
+             "        _ = tl.load(table + ahead"),
+    Mutation("chunks: two tiles ahead", "prefill", CHUNKS, "ahead = start_n + BLOCK_N + offs_n",
+             "ahead = start_n + 2 * BLOCK_N + offs_n"),
+    Mutation("chunks: place in the page off by one", "prefill", CHUNKS, "page * stride_kp + (start_n + offs_n)",
+             "page * stride_kp + (start_n + offs_n + 1)"),
+    Mutation("chunks: causal shift dropped", "prefill", CHUNKS, "q_pos = offs_m + kv_len - qo_len", "q_pos = offs_m"),
+    Mutation("chunks: aligned over the bound", "prefill", CHUNKS, "q_pos = offs_m + kv_len - qo_len",
+             "q_pos = offs_m + kv_len - max_qo_len"),
+    Mutation("chunks: lengths of the neighbour", "prefill", CHUNKS, "kv_len = tl.load(seq_lens_ptr + batch)",
+             "kv_len = tl.load(seq_lens_ptr + (batch + 1) % B)"),
+    Mutation("chunks: keys before the chunk alone", "prefill", CHUNKS, "kv_len = tl.load(seq_lens_ptr + batch)",
+             "kv_len = tl.load(seq_lens_ptr + batch) - qo_len"),
+    Mutation("chunks: rows past the request stored", "prefill", CHUNKS, "m_ok = offs_m < qo_len",
+             "m_ok = offs_m < max_qo_len"),
+    Mutation("chunks: page offset in 32 bits", "prefill", CHUNKS,
+             "stride_vp = tl.cast(stride_vp, tl.int64) * STRIDE_UNIT", "stride_vp = stride_vp * STRIDE_UNIT"),
+    Mutation("chunks: offset in a page in 32 bits", "prefill", CHUNKS,
+             "stride_kn = tl.cast(stride_kn, tl.int64) * STRIDE_UNIT", "stride_kn = stride_kn * STRIDE_UNIT"),
+    Mutation("chunks: V tail not zeroed", "prefill", CHUNKS, "v_rows[:, None], mask=n_ok[:, None], other=0.0)",
+             "v_rows[:, None])"),
+    Mutation("chunks: freed pages before the window", "prefill", CHUNKS_WINDOW,
+             "page = tl.load(table + (lo + offs_n) // 16, mask=lo + offs_n < kv_len, other=0)",
+             "page = tl.load(table + (lo - 16 + offs_n) // 16, mask=(lo >= 16) & (lo + offs_n < kv_len), other=0)"),
+    Mutation("chunks: place of a tile in its page", "prefill", CHUNKS_TILE, "start_n % 128 * stride_vn",
+             "start_n % 64 * stride_vn"),
+    Mutation("chunks: page index of a tile ahead unmasked", "prefill", CHUNKS_TILE, ", mask=ahead < kv_len, other=0)",
+             ")"),
+    Mutation("chunks: first page of a request without keys", "prefill", CHUNKS_TILE, ", mask=kv_len > 0, other=0)",
+             ")"),
     # Decode.
     Mutation("decode: last split ignored", "decode", CAUSAL, "first_slot, first_slot, num_splits, row",
              "first_slot, first_slot, num_splits - 1, row"),

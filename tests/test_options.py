@@ -46,6 +46,11 @@ def facts(draw: st.DrawFn) -> dict[str, object]:
         "dtype": dtype,
         "kernels": {
             "prefill": {},
+            "prefill_paged": {
+                "kind": "prefill",
+                "layout": "ragged",
+                "kv": {"kind": "paged", "page_size": draw(PAGE_SIZES)},
+            },
             "decode": {"num_splits": draw(st.just("auto") | st.integers(1, 64))},
             "decode_long": {"kind": "decode", "num_splits": 32},
             "decode_paged": {"kind": "decode", "kv": {"kind": "paged", "page_size": draw(PAGE_SIZES)}},
@@ -65,7 +70,7 @@ def test_every_spec_plans_and_renders_or_is_refused_with_the_numbers(options, ta
             assert diagnostic.code == "KG401"
             assert "bytes of shared memory" in diagnostic.message
         return
-    assert [plan.kernel for plan in plans] == ["decode", "decode_long", "decode_paged", "prefill"]
+    assert [plan.kernel for plan in plans] == ["decode", "decode_long", "decode_paged", "prefill", "prefill_paged"]
     for plan in plans:
         source = render(plan)
         compile(source, plan.kernel, "exec")

@@ -172,6 +172,7 @@ def test_the_shipped_specs_say_what_the_models_configs_say() -> None:
         "llama3_405b": (128, 8, 128, 128, causal, 128**-0.5, both),
         "llama3_8b": (32, 8, 128, 128, causal, 128**-0.5, both),
         "llama3_8b_paged": (32, 8, 128, 128, causal, 128**-0.5, ["decode_page1", "decode_page16"]),
+        "llama3_8b_paged_prefill": (32, 8, 128, 128, causal, 128**-0.5, ["prefill"]),
         "llama3_8b_prefix": (32, 8, 128, 128, {"kind": "full"}, 128**-0.5, ["merge_states", "prefix", "suffix"]),
         "mistral_7b": (32, 8, 128, 128, {"kind": "sliding_window", "size": 4096}, 128**-0.5, both),
         "phi3_mini": (32, 32, 96, 96, {"kind": "sliding_window", "size": 2048}, 96**-0.5, both),

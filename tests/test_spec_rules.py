@@ -39,7 +39,7 @@ kernels:
         ("bfloat16", "bfloat16\ntargets: [sm_90, sm_80, sm_90]", ["9:25: [KG205]: target sm_90 is listed twice"]),
         ("{num_splits: auto}", "{form: absorbed}", ["11:18: [KG206]: form is absorbed, and only latent layers have forms"]),
         ("{layout: bhsd}", "{form: expanded}", ["10:19: [KG206]: form is expanded, and only latent layers have forms"]),
-        ("{layout: bhsd}", "{kv: {kind: paged, page_size: 3}}", ["10:13: [KG312]: not generated yet: prefill from a paged cache", "10:24: [KG207]: kv is paged, and layout is bhsd; a paged prefill takes ragged queries"]),
+        ("{layout: bhsd}", "{kv: {kind: paged, page_size: 3}}", ["10:24: [KG207]: kv is paged, and layout is bhsd; a paged prefill takes ragged queries"]),
         ("{layout: bhsd}", "{layout: ragged, padded: true}", ["10:37: [KG208]: padded is true, and a ragged layout has no padding"]),
         ("{num_splits: auto}", "{}\n  merge_states: {form: absorbed}", ["12:24: [KG206]: form is absorbed, and only latent layers have forms"]),
         ("prefill: {layout: bhsd}", "backward: {}", ["10:3: [KG210]: kernel backward has no prefill kernel in this spec to be the gradient of", "10:3: [KG315]: not generated yet: backward"]),
@@ -141,6 +141,7 @@ def test_kernels_of_a_latent_layer_have_the_form_of_their_kind() -> None:
         ("{num_splits: auto}", "{num_splits: 1}\n  decode_long: {kind: decode, num_splits: 64}"),
         ("{num_splits: auto}", "{kv: {kind: contiguous}}"),
         ("{num_splits: auto}", "{kv: {kind: paged, page_size: 17}}"),
+        ("{layout: bhsd}", "{layout: ragged, kv: {kind: paged, page_size: 1}}"),
         ("{num_splits: auto}", "{}"),
         ("{num_splits: auto}", "{}\n  merge_states: {}"),
         ("{num_splits: auto}", "{}\n  merge: {kind: merge_states, layout: ragged, form: null}"),
@@ -161,6 +162,7 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     ]
     specs.append(SpecFile.model_validate(data | {"kernels": {"merge_states": {}}}))
     prefills: list[dict[str, object]] = [{"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
+    prefills.append({"layout": "ragged", "kv": {"kind": "paged", "page_size": 16}})
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
     specs.append(load(LATENT.replace("  decode: {}\n", "")).spec)
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]

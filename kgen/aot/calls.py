@@ -93,28 +93,40 @@ def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iter
         }
         return _tensor(spec, *shapes[kernel["layout"]], dim, padding=padding)
 
+    def keys_and_values(padding: int) -> tuple[Any, ...]:
+        if kernel["kv"]["kind"] == "paged":
+            return _pages(spec, kernel["kv"]["page_size"], padding=padding)
+        dims = (layer["head_dim_qk"], layer["head_dim_v"])
+        return tuple(tensor(layer["num_kv_heads"], sizes.key_tokens, dim, padding) for dim in dims)
+
     q = tensor(layer["num_qo_heads"], sizes.query_tokens, layer["head_dim_qk"])
-    k, v, unaligned_k, unaligned_v = (
-        tensor(layer["num_kv_heads"], sizes.key_tokens, layer[dim], padding)
-        for padding in (0, 1)
-        for dim in ("head_dim_qk", "head_dim_v")
-    )
     options = _index_arguments(kernel, sizes)
-    yield Call("prefill", (q, k, v), options)
-    yield Call("prefill with lse", (q, k, v), options | {"return_lse": True})
-    yield Call("prefill of unaligned rows", (q, unaligned_k, unaligned_v), options)
+    aligned, unaligned = (q, *keys_and_values(0)), (q, *keys_and_values(1))
+    yield Call("prefill", aligned, options)
+    yield Call("prefill with lse", aligned, options | {"return_lse": True})
+    yield Call("prefill of unaligned rows", unaligned, options)
 
 
 def _index_arguments(kernel: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
     """What a prefill takes that says where the requests of its batch end."""
+    if kernel["layout"] == "ragged":
+        options = {"qo_indptr": _indices(sizes.batch + 1), "max_qo_len": sizes.query_tokens}
+        if kernel["kv"]["kind"] == "paged":
+            return options | _block_table(kernel["kv"]["page_size"], sizes) | {"seq_lens": _indices(sizes.batch)}
+        return options | {"kv_indptr": _indices(sizes.batch + 1)}
+    return {"seq_lens": _indices(sizes.batch)} if kernel["padded"] else {}
+
+
+def _indices(*shape: int) -> Any:
+    """A fake int32 tensor on the GPU."""
     import torch
 
-    if kernel["layout"] == "ragged":
-        qo_indptr, kv_indptr = (torch.empty((sizes.batch + 1,), dtype=torch.int32, device="cuda") for _ in range(2))
-        return {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "max_qo_len": sizes.query_tokens}
-    if kernel["padded"]:
-        return {"seq_lens": torch.empty((sizes.batch,), dtype=torch.int32, device="cuda")}
-    return {}
+    return torch.empty(shape, dtype=torch.int32, device="cuda")
+
+
+def _block_table(page_size: int, sizes: Sizes) -> dict[str, Any]:
+    """The argument that says where the pages of each request lie."""
+    return {"block_table": _indices(sizes.batch, -(-sizes.key_tokens // page_size))}
 
 
 def _pages(spec: dict[str, Any], page_size: int, *, padding: int = 0) -> tuple[Any, Any]:
@@ -128,18 +140,15 @@ def _pages(spec: dict[str, Any], page_size: int, *, padding: int = 0) -> tuple[A
 
 
 def _decode(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
-    import torch
-
     layer = spec["attention"]
     q = _tensor(spec, sizes.batch, layer["num_qo_heads"], layer["head_dim_qk"])
     index: dict[str, Any] = {}
     if kv["kind"] == "paged":
-        max_pages = -(-sizes.key_tokens // kv["page_size"])
-        index["block_table"] = torch.empty((sizes.batch, max_pages), dtype=torch.int32, device="cuda")
+        index |= _block_table(kv["page_size"], sizes)
         cache, unaligned = (_pages(spec, kv["page_size"], padding=padding) for padding in (0, 1))
     else:
         cache, unaligned = (_keys_and_values(spec, sizes, padding=padding) for padding in (0, 1))
-    seq_lens = torch.empty((sizes.batch,), dtype=torch.int32, device="cuda")
+    seq_lens = _indices(sizes.batch)
     for num_splits in (None, 1, 3):
         options = {**index, "seq_lens": seq_lens, "num_splits": num_splits}
         yield Call(f"decode num_splits={num_splits}", (q, *cache), options)

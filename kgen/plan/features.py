@@ -163,6 +163,12 @@ GENERATED = (
     ),
     Feature("KG311", "prefill of padded batches", "`prefill: {padded: true}`", _kernel(PrefillKernel, "padded")),
     Feature(
+        "KG312",
+        "prefill of ragged batches from a paged cache",
+        "`prefill: {layout: ragged, kv: {kind: paged, page_size: …}}`, any page size",
+        _cache_is(PrefillKernel, PagedCache),
+    ),
+    Feature(
         "KG349",
         "split-KV decode with a contiguous cache",
         "`decode: {kv: {kind: contiguous}, num_splits: auto}`, or a number",
@@ -203,12 +209,6 @@ NOT_YET = (
     Feature("KG306", "attention sinks", "`sinks: true`", _layer_has("sinks")),
     Feature("KG307", "soft cap of the logits", "`logits_soft_cap`", _layer_has("logits_soft_cap")),
     Feature("KG308", "ALiBi", "`alibi: true`", _layer_has("alibi")),
-    Feature(
-        "KG312",
-        "prefill from a paged cache",
-        "`prefill: {kv: {kind: paged, page_size: …}}`",
-        _cache_is(PrefillKernel, PagedCache),
-    ),
     Feature(
         "KG314",
         "several query tokens a request",

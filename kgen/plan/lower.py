@@ -31,6 +31,8 @@ LENGTHS = {
     "shapes": "every request has all M queries and N keys",
     "seq_lens": "the grid covers the padded batch; programs of padding alone read no keys and write 0",
     "indptr": "the grid covers max_qo_len rows of every request; programs past a request's rows end at once",
+    "chunks": "the grid covers max_qo_len rows of every request, the last of its seq_lens tokens; programs past its "
+    "rows end at once",
 }
 # Beside the page size, for `kgen explain`.
 _PAGES_IN_WORDS = {
@@ -137,10 +139,12 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         dtype_bytes=dtype_bytes,
     )
     largest_tile = max(unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
-    decode = None
+    prefill = decode = None
     head_tiles = -(-layer.group_size // launch[0][1].block_m) if is_decode else 1
     if isinstance(kernel, DecodeKernel):
         decode = _decode_plan(kernel, head_tiles, layer.head_dim_v, window, largest_tile)
+    elif isinstance(kernel, PrefillKernel):
+        prefill = _prefill_plan(spec.attention, kernel, window, largest_tile)
     return KernelPlan(
         spec_name=spec.name,
         spec_path=spec_path(loaded),
@@ -165,11 +169,11 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         stride_unit=16 // dtype_bytes,
         section_bytes=SECTION_BYTES,
         kv_bytes_per_token=_record(layer, values_are_keys) * dtype_bytes,
-        prefill=_prefill_plan(spec.attention, kernel) if isinstance(kernel, PrefillKernel) else None,
+        prefill=prefill,
         decode=decode,
         launch=tuple(launch),
         unaligned=unaligned_tile,
-        reasons=tuple(_reasons(layer, kernel, qk_blocks, v_blocks, launch, decode)),
+        reasons=tuple(_reasons(layer, qk_blocks, v_blocks, launch, prefill, decode)),
     )
 
 
@@ -179,15 +183,22 @@ def _record(layer: GroupedAttention, values_are_keys: bool) -> int:
 
 
 def _lengths(kernel: PrefillKernel) -> str:
+    if isinstance(kernel.kv, PagedCache):
+        return "chunks"
     return "indptr" if kernel.layout == "ragged" else "seq_lens" if kernel.padded else "shapes"
 
 
-def _prefill_plan(layer: Attention, kernel: PrefillKernel) -> PrefillPlan:
-    nope_rope = (layer.qk_nope_head_dim, layer.qk_rope_head_dim) if isinstance(layer, LatentAttention) else None
-    return PrefillPlan(layout=kernel.layout, lengths=_lengths(kernel), nope_rope=nope_rope)
+def _prefill_plan(layer: Attention, kernel: PrefillKernel, window: Window, largest_tile: int) -> PrefillPlan:
+    return PrefillPlan(
+        layout=kernel.layout,
+        lengths=_lengths(kernel),
+        address=_address(kernel, window, largest_tile),
+        page_size=kernel.kv.page_size if isinstance(kernel.kv, PagedCache) else None,
+        nope_rope=(layer.qk_nope_head_dim, layer.qk_rope_head_dim) if isinstance(layer, LatentAttention) else None,
+    )
 
 
-def _address(kernel: DecodeKernel, window: Window, largest_tile: int) -> str:
+def _address(kernel: PrefillKernel | DecodeKernel, window: Window, largest_tile: int) -> str:
     """How a tile finds its rows: the choice holds for every tile of the launch table."""
     if not isinstance(kernel.kv, PagedCache):
         return "contiguous"
@@ -228,10 +239,10 @@ def _blocks_in_words(head_dim: int, blocks: tuple[Block, ...]) -> str:
 
 def _reasons(
     layer: GroupedAttention,
-    kernel: PrefillKernel | DecodeKernel,
     qk_blocks: tuple[Block, ...],
     v_blocks: tuple[Block, ...],
     launch: list[tuple[str, Tile]],
+    prefill: PrefillPlan | None,
     decode: DecodePlan | None,
 ) -> list[tuple[str, str]]:
     reasons = [
@@ -245,6 +256,9 @@ def _reasons(
         ("unaligned tile", "for tensors whose rows do not start on 16 bytes: loads of single elements, few registers"),
         (f"mask {layer.mask.kind}", "tiles outside the mask are skipped, full tiles carry no mask"),
     ]
+    cache = prefill or decode
+    if cache is not None and cache.page_size is not None:
+        reasons.append((f"page_size {cache.page_size}", _PAGES_IN_WORDS[cache.address]))
     if decode is not None:
         block_h, head_tiles = launch[0][1].block_m, decode.head_tiles
         reasons.append(
@@ -254,17 +268,14 @@ def _reasons(
                 f"each K/V tile is loaded {'once' if head_tiles == 1 else f'{head_tiles} times'} a group",
             )
         )
-        if decode.page_size is not None:
-            reasons.append((f"page_size {decode.page_size}", _PAGES_IN_WORDS[decode.address]))
         reasons.append(
             ("num_splits auto", "the tiles of the batch are dealt out equally, from seq_lens on the device")
             if decode.num_splits is None
             else (f"num_splits {decode.num_splits}", "every request in that many equal ranges, whatever its batch")
         )
-    elif isinstance(kernel, PrefillKernel):
-        lengths = _lengths(kernel)
+    if prefill is not None:
         reasons += [
-            (f"lengths from {lengths}", LENGTHS[lengths]),
+            (f"lengths from {prefill.lengths}", LENGTHS[prefill.lengths]),
             (
                 "program order",
                 f"heads of a group adjacent, sections of {SECTION_BYTES >> 20} MiB of keys and values in L2",

@@ -61,7 +61,9 @@ class PrefillPlan:
     """How the tensors of a prefill kernel hold a batch."""
 
     layout: str  # order of the axes: "bhsd" | "bshd" | "ragged", tokens of all requests in one axis, then heads
-    lengths: str  # where the lengths of a request stand: "shapes" | "seq_lens" | "indptr"
+    lengths: str  # where the lengths of a request stand: "shapes" | "seq_lens" | "indptr" | "chunks"
+    address: str  # of keys and values: "contiguous" | "paged" | "paged_tile", as of DecodePlan
+    page_size: int | None  # tokens in a page; None is no paged cache
     nope_rope: tuple[int, int] | None  # the expanded form: widths of the two parts of a query and of a key
 
 

@@ -162,6 +162,47 @@ def _strides(plan: KernelPlan, q: str, kv: str, out: str) -> tuple[dict[str, obj
 _PREFILL_AXES = {"bhsd": ("bhm", "bhn"), "bshd": ("bmh", "bnh"), "ragged": ("mh", "nh")}
 
 
+def _page_axes(plan: KernelPlan, page_size: int) -> tuple[str, str]:
+    """Axes of a cache that have a stride argument, and the slice of its strides that are theirs.
+
+    A page of one token has no stride inside, a single KV head none between heads.
+    """
+    axes = "p" + "n" * (page_size != 1) + "h" * (plan.num_kv_heads > 1)
+    return axes, {"pnh": "[:3]", "pn": "[:2]", "ph": "[::2]", "p": "[:1]"}[axes]
+
+
+def _contiguous_keys(plan: KernelPlan, layout: str) -> dict[str, object]:
+    """What prefill kernels call keys and values in tensors of a batch, and their strides."""
+    queries, keys = _PREFILL_AXES[layout]
+    strides, _ = _strides(plan, queries, keys, queries)
+    return strides | {
+        "cache": "contiguous",
+        "address": "ragged" if layout == "ragged" else "dense",
+        "loaded_by_rows": "q, k, v",
+        "wide_strides": ("stride_qm", "stride_kn", "stride_vn", "stride_om"),
+        "keys_in_words": "at the mean length of a request",
+        "keys_of_request": f"Tk * {plan.kv_bytes_per_token} // B",
+    }
+
+
+def _paged_keys(plan: KernelPlan, page_size: int) -> dict[str, object]:
+    """The same for a paged cache and ragged queries."""
+    axes, cache_slice = _page_axes(plan, page_size)
+    keys, values = (tuple(f"stride_{tensor}{axis}" for axis in axes) for tensor in "kv")
+    wide = tuple(name for name in (*keys, *values) if not name.endswith("h"))
+    return {
+        "cache": "paged",
+        "address": "paged",
+        "strides": ("stride_qm", "stride_qh", *keys, *values, "stride_om", "stride_oh", "stride_tb"),
+        "stride_values": f"*q.stride()[:2], *k_cache.stride(){cache_slice}, *v_cache.stride(){cache_slice}, "
+        "*out.stride()[:2]",
+        "loaded_by_rows": "q, k_cache, v_cache",
+        "wide_strides": ("stride_qm", *wide, "stride_om"),
+        "keys_in_words": "where a request fills its row of the table",
+        "keys_of_request": f"N * {plan.kv_bytes_per_token}",
+    }
+
+
 def _shapes(plan: KernelPlan, queries: str, keys: str) -> dict[str, object]:
     """Shapes as docstrings and checks write them, from the axes; the last dimension comes behind."""
     names = {"b": "B", "m": "M", "n": "N"} if "b" in queries else {"m": "Tq", "n": "Tk"}
@@ -189,18 +230,26 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
     assert prefill is not None
     words = LENGTHS[prefill.lengths]
     queries, keys = _PREFILL_AXES[prefill.layout]
-    strides, _ = _strides(plan, queries, keys, queries)
-    names = strides["strides"]
+    size = prefill.page_size
+    cache = _contiguous_keys(plan, prefill.layout) if size is None else _paged_keys(plan, size)
+    names = cache["strides"]
     assert isinstance(names, tuple)
     return (
-        _common(plan, prefill.layout)
-        | strides
+        _common(plan, prefill.address)
+        | cache
         | _shapes(plan, queries, keys)
         | {
             "problem": f"{words.problem}{heads_in_words(plan)};\n{mask_in_words(plan)}.{expanded_in_words(prefill)}",
             "runtime_arguments": argument_list((*names, *words.sizes, "heads_per_section")),
-            "address": "ragged" if prefill.layout == "ragged" else "dense",
+            "locate": "rows" if size is None else prefill.address,
+            "page_size": size,
+            "head_dim_qk": plan.head_dim_qk,
+            "head_dim_v": plan.head_dim_v,
+            "needs_capacity": True,
+            "first_key": "0" if plan.window.left is None else "lo",
             "lengths": prefill.lengths,
+            "store": "indptr" if prefill.layout == "ragged" else prefill.lengths,
+            "launcher": "ragged" if prefill.layout == "ragged" else "dense",
             "row_count": words.row_count,
             "key_count": words.key_count,
             "shift": words.shift,
@@ -208,6 +257,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "first_row_end": words.first_row_end,
             "most_rows": words.most_rows,
             "index_pointers": words.index_pointers,
+            "index_arguments": ", ".join(f'"{name}"' for name in words.index_pointers),
             "index_parameters": "seq_lens, " if prefill.lengths == "seq_lens" else "",
             "index_values": "".join(f"{name.removesuffix('_ptr')}, " for name in words.index_pointers),
             "sizes": words.sizes,
@@ -244,9 +294,9 @@ def _contiguous_cache(plan: KernelPlan) -> dict[str, object]:
 
 
 def _paged_cache(plan: KernelPlan, decode: DecodePlan) -> dict[str, object]:
-    """The same for a paged cache; a page of one token has no stride inside, a single KV head none between heads."""
-    axes = "p" + "n" * (decode.page_size != 1) + "h" * (plan.num_kv_heads > 1)
-    cache_slice = {"pnh": "[:3]", "pn": "[:2]", "ph": "[::2]", "p": "[:1]"}[axes]
+    """The same for a paged cache."""
+    assert decode.page_size is not None
+    axes, cache_slice = _page_axes(plan, decode.page_size)
     row_axes = axes.removesuffix("h")
     keys, values = (tuple(f"stride_{tensor}{axis}" for axis in axes) for tensor in "kv")
     inputs = ("stride_qb", "stride_qh", *keys, *values)
@@ -299,6 +349,7 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
             "head_tiles": decode.head_tiles,
             "tasks_per_request": plan.num_kv_heads * decode.head_tiles,
             "is_balanced": decode.num_splits is None,
+            "needs_capacity": decode.num_splits is None,
             "num_splits": decode.num_splits,
             "num_splits_default": "is the balanced schedule"
             if decode.num_splits is None

@@ -114,7 +114,31 @@ LENGTHS = {
         index_pointers=("qo_indptr_ptr", "kv_indptr_ptr"),
         sizes=("B", "Tq", "max_qo_len"),
     ),
+    "chunks": Lengths(
+        problem="Attention of packed chunks of requests against a paged cache that holds each chunk's own keys too:\n",
+        position="Query row i of a request with qo_len queries and kv_len = seq_lens[b] keys sits at position "
+        "i + kv_len - qo_len (bottom-right aligned)",
+        laws=(
+            "Rows of q that no request owns, such as those past qo_indptr[B], are not read, and their rows of out and "
+            "lse are not written.",
+            "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
+        ),
+        row_count="qo_len",
+        key_count="kv_len",
+        shift=" + kv_len - qo_len",
+        row_position="i + kv_len - qo_len (bottom-right aligned)",
+        first_row_end="first_pos + 1",
+        most_rows="max_qo_len",
+        index_pointers=("qo_indptr_ptr", "block_table_ptr", "seq_lens_ptr"),
+        sizes=("B", "Tq", "max_qo_len"),
+    ),
 }
+
+
+def stale_entries(plan: KernelPlan) -> str:
+    """The law of a block table."""
+    behind = "behind the last key" if plan.window.left is None else "behind the last key and before the window"
+    return f"Entries of block_table {behind} may hold anything: they are never read."
 
 
 def laws(plan: KernelPlan) -> list[str]:
@@ -133,6 +157,9 @@ def laws(plan: KernelPlan) -> list[str]:
         if plan.mask != "full":
             found.append(f"{words.position}; {mask_in_words(plan)}.")
         found.append("A row that sees no key gives out = 0 and lse = -inf.")
+        if plan.prefill.page_size is not None:
+            found.append("Keys at seq_lens[b] and beyond are never read.")
+            found.append(stale_entries(plan))
         found += words.laws
     else:
         found.append("The query sits at position seq_lens[b] - 1; " + mask_in_words(plan) + ".")
@@ -140,8 +167,7 @@ def laws(plan: KernelPlan) -> list[str]:
             "A request without keys gives out = 0 and lse = -inf; keys at seq_lens[b] and beyond are never read."
         )
         if plan.decode is not None and plan.decode.page_size is not None:
-            behind = "behind the last key" if plan.window.left is None else "behind the last key and before the window"
-            found.append(f"Entries of block_table {behind} may hold anything: they are never read.")
+            found.append(stale_entries(plan))
         found.append(
             "num_splits = n cuts every request into n equal ranges of tiles: its bits do not depend on its batch."
         )

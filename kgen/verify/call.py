@@ -81,6 +81,7 @@ def _decode_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[t
     arguments |= {"num_splits": case.num_splits} if case.num_splits is not None else {}
     arguments |= {"max_seq_len": case.max_seq_len} if case.max_seq_len is not None else {}
     q_view = arena.input("q", queries, "bhd", layout.q)
+    tensors: tuple[torch.Tensor, ...]
     if case.page_size is None:
         tensors = (
             q_view,
@@ -88,32 +89,41 @@ def _decode_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[t
             arena.input("v", v, "bhnd", layout.v, lengths),
         )
     else:
-        cache = pages.lay_out(case, k, v)
-        tensors = (
-            q_view,
-            arena.pages("k_cache", cache.k, layout.k, cache.rows),
-            arena.pages("v_cache", cache.v, layout.v, cache.rows),
-        )
-        arguments["block_table"] = arena.table("block_table", cache.table, layout.k, cache.entries)
+        caches, arguments["block_table"] = _paged(case, inputs, arena)
+        tensors = (q_view, *caches)
     if layout.out is not None:
         shape = (*queries.shape[:-1], v.shape[-1])
         arguments["out"] = arena.output("out", shape, "bhd", layout.out, q.dtype, q.device)
     return tensors, arguments
 
 
+def _paged(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """The caches of keys and of values, and the block table."""
+    layout = LAYOUTS[case.layout]
+    cache = pages.lay_out(case, inputs.k, inputs.v)
+    caches = (
+        arena.pages("k_cache", cache.k, layout.k, cache.rows),
+        arena.pages("v_cache", cache.v, layout.v, cache.rows),
+    )
+    return caches, arena.table("block_table", cache.table, layout.k, cache.entries)
+
+
 def _prefill_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """q, k, v in the kernel's order of axes, and the keywords of a prefill call."""
     layout = LAYOUTS[case.layout]
+    placements = {"q": (layout.q, case.qo_lens)}
+    if case.page_size is None:
+        placements |= {"k": (layout.k, case.seq_lens), "v": (layout.v, case.seq_lens)}
     tensors = []
-    lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
-    placements = (layout.q, layout.k, layout.v)
-    for name, placement, rows in zip("qkv", placements, lengths, strict=True):
-        x = getattr(inputs, name)
-        stored, ends = layouts.stacked(case, x, rows)
+    for name, (placement, rows) in placements.items():
+        stored, ends = layouts.stacked(case, getattr(inputs, name), rows)
         view = arena.input(name, stored, "bhnd", layouts.placed(case, placement), ends)
         tensors.append(layouts.handed(case, view))
     device = inputs.q.device
     arguments: dict[str, Any] = {"return_lse": True}
+    if case.page_size is not None:
+        caches, arguments["block_table"] = _paged(case, inputs, arena)
+        tensors += caches
     for name, values in layouts.index_arguments(case, device).items():
         arguments[name] = arena.input(name, values, "b")
     if case.tensors == "ragged":

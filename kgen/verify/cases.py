@@ -107,29 +107,61 @@ def window_reach(spec: SpecFile) -> int | None:
 def interpreter_cases(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...]) -> tuple[Case, ...]:
     """The cases for Triton's interpreter: small, and every edge. ``launch`` holds one row a target."""
     if _is_decode(spec, kernel):
-        return _paged(spec, kernel, launch, _decode(spec, launch))
-    return (*_batched(spec, kernel, _prefill(spec, launch)), *_lengths(spec, kernel, launch[0]))
+        return _paged(spec, kernel, _decode(spec, launch), _page_edges(spec, kernel, launch[0]))
+    made = (*_batched(spec, kernel, _prefill(spec, launch)), *_lengths(spec, kernel, launch[0]))
+    return _paged(spec, kernel, made, _chunk_edges(spec, kernel, launch[0]))
 
 
 def _is_decode(spec: SpecFile, kernel: str) -> bool:
     return isinstance(spec.kernels[kernel], DecodeKernel)
 
 
-def _paged(spec: SpecFile, kernel: str, launch: tuple[Tiles, ...], cases: Iterator[Case]) -> tuple[Case, ...]:
-    """The cases of a decode kernel as they are, or in pages and with those of the edges of pages."""
+def page_size(spec: SpecFile, kernel: str) -> int | None:
+    """Tokens in a page of the cache of an attention kernel; ``None`` is no paged cache."""
     plan = spec.kernels[kernel]
-    assert isinstance(plan, DecodeKernel)
-    if not isinstance(plan.kv, PagedCache):
+    assert isinstance(plan, PrefillKernel | DecodeKernel)
+    return plan.kv.page_size if isinstance(plan.kv, PagedCache) else None
+
+
+def _paged(spec: SpecFile, kernel: str, cases: Iterable[Case], edges: Iterable[Case] = ()) -> tuple[Case, ...]:
+    """The cases of a kernel as they are, or in pages and with those of the edges of pages."""
+    size = page_size(spec, kernel)
+    if size is None:
         return tuple(cases)
-    size, reach = plan.kv.page_size, window_reach(spec)
     # An expanded cache would be one page.
-    without = {"expanded"}
-    both = (*cases, *_page_edges(spec, launch[0], size))
-    return tuple(replace(case, page_size=size, reach=reach) for case in both if case.layout not in without)
+    both = (case for case in (*cases, *edges) if case.layout != "expanded")
+    return tuple(replace(case, page_size=size, reach=window_reach(spec)) for case in both)
 
 
-def _page_edges(spec: SpecFile, tiles: Tiles, size: int) -> Iterator[Case]:
+def _chunk_edges(spec: SpecFile, kernel: str, tiles: Tiles) -> Iterator[Case]:
+    """Chunks of a paged cache."""
+    size = page_size(spec, kernel) or 1
+    rows, t = tiles.rows, tiles.keys
+
+    def case(name: str, reason: str, queries: tuple[int, ...], lengths: tuple[int, ...], **more: Any) -> Case:
+        sizes = {"q_len": max(queries), "kv_len": max(lengths) + 1, "qo_lens": queries, "seq_lens": lengths}
+        fixed = {"target": tiles.target, "batch": len(queries), "tensors": "ragged", "every_program": True}
+        return Case(name, reason, **{**fixed, **sizes, "values": "beacons", **more})
+
+    near = min(size, 4 * t)
+    edges = tuple(n for n in (near - 1, near, near + 1) if n > 0)
+    yield case("page edges", "a last page that lacks one token, is full, and holds one", (3,) * len(edges), edges)
+    yield case("full table", "no entry behind the last page, and no tile ahead of the last", (1, 3), (1, t), kv_len=t)
+    yield case("pages and tiles", "pages and tiles that end in different places", (5, 2), (2 * t + 2, t + near % t))
+    yield case("late chunk", "many tiles of whole keys before the diagonal", (rows + 2,), (rows + 3 * t + 5,))
+    reason = "requests without queries or keys at both ends and between, whose pages are not looked at"
+    yield case("nothing to do", reason, (0, 2, 0, 4, 3, 0), (t + 3, 0, 0, t + 9, 5, size + 1))
+    yield case("more queries than keys", "rows that see nothing where the mask is causal", (5, rows + 3, 1), (3, 2, 0))
+    if 1 < size <= 256:
+        yield case("far rows of a page", _OFFSETS, (3, 1), (size, size - 1), layout="sparse_rows")
+    reason = "requests with a common prefix"
+    yield case("shared pages", reason, (4, 1, 6), (2 * t + 5, t + 3, 2 * t + 5), shares_pages=True)
+
+
+def _page_edges(spec: SpecFile, kernel: str, tiles: Tiles) -> Iterator[Case]:
+    """Decode of the edges of pages."""
     assert isinstance(spec.attention, GroupedAttention)
+    size = page_size(spec, kernel) or 1
     t = tiles.keys
 
     def case(name: str, reason: str, *lengths: int, spare: int = 0, **more: Any) -> Case:
@@ -162,7 +194,8 @@ def _batched(spec: SpecFile, kernel: str, made: Iterable[Case]) -> Iterator[Case
     for case in made:
         case = replace(case, tensors=prefill.layout)
         if prefill.layout == "ragged":
-            if case.layout != "sparse_batch":  # there is no axis of the batch
+            # There is no axis of the batch, but one of pages.
+            if case.layout != "sparse_batch" or isinstance(prefill.kv, PagedCache):
                 yield replace(case, qo_lens=(case.q_len,) * case.batch, seq_lens=(case.kv_len,) * case.batch)
         elif prefill.padded:
             # As many queries as keys, and some padding behind them; not where the last row must be far away.
@@ -309,12 +342,8 @@ def device_cases(spec: SpecFile, kernel: str, tiles: Tiles) -> tuple[Case, ...]:
     """The cases for a GPU with this row of the launch table: the interpreter's, and full shapes."""
     small = interpreter_cases(spec, kernel, (tiles,))
     if not _is_decode(spec, kernel):
-        return (*small, *_batched(spec, kernel, _long_prefill(spec, tiles)))
-    plan = spec.kernels[kernel]
-    assert isinstance(plan, DecodeKernel)
-    size = plan.kv.page_size if isinstance(plan.kv, PagedCache) else None
-    reach = window_reach(spec) if size is not None else None
-    return (*small, *(replace(case, page_size=size, reach=reach) for case in _long_decode(spec, tiles)))
+        return (*small, *_paged(spec, kernel, _batched(spec, kernel, _long_prefill(spec, tiles))))
+    return (*small, *_paged(spec, kernel, _long_decode(spec, tiles)))
 
 
 def _long_prefill(spec: SpecFile, tiles: Tiles) -> Iterator[Case]:

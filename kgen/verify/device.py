@@ -1,4 +1,4 @@
-"""What only a GPU can show: bitwise repeats, and decode launches replayed from a CUDA graph."""
+"""What only a GPU can show: bitwise repeats, and launches replayed from a CUDA graph with other lengths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from kgen.verify import layouts, pages
 from kgen.verify.poison import same_bits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from kgen.verify.call import Outcome
@@ -31,11 +32,6 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
         arguments["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
         arguments["num_splits"] = case.num_splits
         arguments["max_seq_len"] = case.max_seq_len
-        if case.page_size is not None:
-            cache = pages.lay_out(case, k, v)
-            # A graph replays other lengths: every entry must name a page, as a server's tables do.
-            arguments["block_table"] = cache.table.where(cache.table < cache.k.shape[0], 0).clamp(min=0)
-            tensors = (tensors[0], cache.k, cache.v)
     else:
         lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
         tensors = tuple(
@@ -44,6 +40,11 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
         )
         arguments |= layouts.index_arguments(case, q.device)
         arguments |= {"max_qo_len": case.q_len} if case.tensors == "ragged" else {}
+    if case.page_size is not None:
+        cache = pages.lay_out(case, k, v)
+        # A graph replays other lengths: every entry must name a page, as a server's tables do.
+        arguments["block_table"] = cache.table.where(cache.table < cache.k.shape[0], 0).clamp(min=0)
+        tensors = (tensors[0], cache.k, cache.v)
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of a call's requests; others are nobody's, and hold what was there."""
@@ -58,31 +59,27 @@ def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> l
     for name, got, want in zip(("out", "lse"), once, (first.out, first.lse), strict=True):
         if want is not None and not same_bits(got, want):
             problems.append(f"{name} differs between two buffers of the same numbers")
-    if case.is_decode:
-        problems += _graph(module, tensors, arguments, case.kv_len)
+    if "seq_lens" in arguments:
+        problems += _graph(call, arguments["seq_lens"], case.max_seq_len or case.kv_len)
     return problems
 
 
-def _graph(
-    module: ModuleType, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], capacity: int
-) -> list[str]:
-    """Capture a decode call, replay it with other lengths in its buffers, compare with plain calls."""
-    lengths = arguments["seq_lens"]
+def _graph(call: Callable[[], tuple[torch.Tensor, torch.Tensor]], lengths: torch.Tensor, bound: int) -> list[str]:
+    """Capture a call, replay it with other ``lengths`` up to ``bound`` in its buffer, compare with plain calls."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        module.attention(*tensors, **arguments)  # compiles outside the capture
+        call()  # compiles outside the capture
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = module.attention(*tensors, **arguments)
-    bound = arguments["max_seq_len"] or capacity
+        captured = call()
     problems = []
     kept = lengths.clone()
     for name, new in (("its own", kept), ("rolled", kept.roll(1)), ("no", kept * 0), ("full", kept * 0 + bound)):
         lengths.copy_(new)
         graph.replay()
-        plain = module.attention(*tensors, **arguments)
+        plain = call()
         if not all(same_bits(a, b) for a, b in zip(captured, plain, strict=True)):
             problems.append(f"a CUDA graph replayed with {name} lengths gives other bits than a call")
     lengths.copy_(kept)

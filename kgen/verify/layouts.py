@@ -80,6 +80,8 @@ def index_arguments(case: Case, device: torch.device) -> dict[str, torch.Tensor]
     if case.tensors != "ragged":
         return {"seq_lens": torch.tensor(case.seq_lens, dtype=torch.int32, device=device)}
     indices = {"qo_indptr": indptr(case.qo_lens, device)}
+    if case.page_size is not None:
+        return indices | {"seq_lens": torch.tensor(case.seq_lens, dtype=torch.int32, device=device)}
     return indices if case.qo_lens == case.seq_lens else indices | {"kv_indptr": indptr(case.seq_lens, device)}
 
 

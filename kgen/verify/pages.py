@@ -44,9 +44,12 @@ def lay_out(case: Case, k: torch.Tensor, v: torch.Tensor) -> PagedCache:
     size, lengths = case.page_size, case.seq_lens
     assert size is not None
     assert lengths is not None
-    # Pages left of every visible key may have been freed, and hold what a later owner wrote.
-    first_seen = [0 if case.reach is None else max(0, length - 1 - case.reach) for length in lengths]
-    entries = tuple(range(first // size, -(-length // size)) for first, length in zip(first_seen, lengths, strict=True))
+    first_seen = _first_seen(case, lengths)
+    ends = [-(-length // size) for length in lengths]
+    entries = tuple(
+        range(first // size if first < length else end, end)
+        for first, length, end in zip(first_seen, lengths, ends, strict=True)
+    )
     owners = [(b, entry) for b, used in enumerate(entries) for entry in used]
     # The last page, whose offset is the largest, belongs to the first request that has one.
     pages = list(range(len(owners) + (_SPARE_PAGES if case.kv_len else 0)))
@@ -74,6 +77,19 @@ def lay_out(case: Case, k: torch.Tensor, v: torch.Tensor) -> PagedCache:
         v_cache[page, : stop - start] = v[b, :, start:stop].transpose(0, 1)
         rows[page, max(0, first_seen[b] - start) : stop - start] = True
     return PagedCache(k_cache, v_cache, table, rows, entries)
+
+
+def _first_seen(case: Case, lengths: tuple[int, ...]) -> list[int]:
+    """The first key of each request that a query of it sees; its length where it has no query.
+
+    Pages left of it may have been freed, and hold what a later owner wrote.
+    """
+    queries = (1,) * case.batch if case.qo_lens is None else case.qo_lens
+    found = []
+    for length, rows in zip(lengths, queries, strict=True):
+        first = 0 if case.reach is None else max(0, length - rows - case.reach)
+        found.append(min(first, length) if rows else length)
+    return found
 
 
 def as_read(case: Case, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

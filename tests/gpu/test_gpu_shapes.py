@@ -87,6 +87,25 @@ def test_expanded_latent_layer_passes_every_case(layer, prefill, tmp_path, gpu):
     assert_passed(loaded.spec, "prefill", load_package(tmp_path / "mla")["prefill"], gpu)
 
 
+CHUNKS = {
+    1: {"heads": 8, "kv_heads": 2, "head_dim": 128},
+    16: {"heads": 6, "kv_heads": 2, "head_dim": 72, "head_dim_v": 40},
+    64: {"heads": 4, "kv_heads": 1, "head_dim": 128, "mask": WINDOW},
+    100: {"heads": 4, "kv_heads": 4, "head_dim": 192, "head_dim_v": 128, "mask": MASKS["full"]},
+    128: {"heads": 8, "kv_heads": 2, "head_dim": 64, "dtype": "float16"},
+    2048: {"heads": 2, "kv_heads": 1, "head_dim": 64, "dtype": "float32", "mask": MASKS["window"]},
+}
+
+
+@pytest.mark.parametrize("page_size", CHUNKS)
+def test_chunks_of_a_paged_cache_pass_every_case(page_size, tmp_path, gpu):
+    prefill = {"layout": "ragged", "kv": {"kind": "paged", "page_size": page_size}}
+    loaded = load_spec(**{"dtype": "bfloat16", **CHUNKS[page_size]}, kernels={"prefill": prefill})
+    write(loaded, tmp_path)
+    module = load_package(tmp_path / loaded.spec.name)["prefill"]
+    assert_passed(loaded.spec, "prefill", module, gpu)
+
+
 MERGES = [
     {"heads": 128, "kv_heads": 1, "head_dim_v": 512, "dtype": "bfloat16"},
     {"heads": 71, "kv_heads": 1, "head_dim_v": 72, "dtype": "float16"},
