@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 
+from kgen.spec import views
 from kgen.spec.loader import load_specs
 from kgen.verify import interpreter
 from kgen.verify.interpreter import interpreting
@@ -48,7 +49,7 @@ def kernel(request, modules):
 
 
 def case_of(module, spec, kind, b=2, m=3, n=5):
-    a = spec.attention
+    a = views.of_kernel(spec, kind)
     dtype = DTYPES[spec.dtype]
     is_decode = spec.kernels[kind].kind == "decode"
     layout = "bhsd" if is_decode else spec.kernels[kind].layout
