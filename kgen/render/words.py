@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kgen.plan.model import KernelPlan, PrefillPlan
+
+LINE_LENGTH = 120
+_NO_BREAK = "\u00a0"
 
 
 def heads_in_words(plan: KernelPlan) -> str:
@@ -31,6 +36,17 @@ def expanded_in_words(prefill: PrefillPlan) -> str:
         "(rope). The scale is the layer's, the same in the absorbed form."
     )
     return "\n" + textwrap.fill(sentences, 110)
+
+
+def rotary_in_words(plan: KernelPlan) -> str:
+    """A sentence on the rotary block that is tensors of its own; nothing for other layers."""
+    if plan.head_dim_pe is None:
+        return ""
+    return "\n" + textwrap.fill(
+        f"Queries and keys have a rotary part of {plan.head_dim_pe} columns in tensors of its own, q_pe and k_pe; k_pe "
+        "has a head for each KV head.",
+        110,
+    )
 
 
 def mask_in_words(plan: KernelPlan) -> str:
@@ -62,6 +78,7 @@ class Lengths:
     first_row_end: str  # where the keys end that the block's first row sees, with nothing to its right
     most_rows: str  # of any request, for the grid
     index_pointers: tuple[str, ...]
+    keywords: tuple[str, ...]  # of the function, before ``out``
     sizes: tuple[str, ...]
 
 
@@ -77,6 +94,7 @@ LENGTHS = {
         first_row_end="first_pos + 1",
         most_rows="M",
         index_pointers=(),
+        keywords=(),
         sizes=("B", "M", "N"),
     ),
     "seq_lens": Lengths(
@@ -94,6 +112,7 @@ LENGTHS = {
         first_row_end="tl.minimum(first_pos + 1, length)",
         most_rows="M",
         index_pointers=("seq_lens_ptr",),
+        keywords=("seq_lens",),
         sizes=("B", "M"),
     ),
     "indptr": Lengths(
@@ -112,6 +131,7 @@ LENGTHS = {
         first_row_end="first_pos + 1",
         most_rows="max_qo_len",
         index_pointers=("qo_indptr_ptr", "kv_indptr_ptr"),
+        keywords=("qo_indptr", "kv_indptr=None", "max_qo_len"),
         sizes=("B", "Tq", "max_qo_len"),
     ),
     "chunks": Lengths(
@@ -130,6 +150,7 @@ LENGTHS = {
         first_row_end="first_pos + 1",
         most_rows="max_qo_len",
         index_pointers=("qo_indptr_ptr", "block_table_ptr", "seq_lens_ptr"),
+        keywords=("qo_indptr", "block_table", "seq_lens", "max_qo_len"),
         sizes=("B", "Tq", "max_qo_len"),
     ),
 }
@@ -144,8 +165,9 @@ def stale_entries(plan: KernelPlan) -> str:
 def laws(plan: KernelPlan) -> list[str]:
     """The laws that apply to a kernel, a sentence or two each."""
     precision = {"float32": "products in IEEE float32", "tf32": "products in TF32, as the spec allows"}
+    products = "q . k" if plan.head_dim_pe is None else "(q . k + q_pe . k_pe)"
     found = [
-        f"scores are q . k * {plan.sm_scale!r}; scores, softmax and accumulators are float32"
+        f"scores are {products} * {plan.sm_scale!r}; scores, softmax and accumulators are float32"
         + (
             f", {precision['tf32' if plan.allow_tf32 else 'float32']}."
             if plan.dtype == "float32"
@@ -212,3 +234,36 @@ def argument_list(names: tuple[str, ...]) -> str:
     """Quoted names, wrapped for the ``do_not_specialize`` of a decorator."""
     text = ", ".join(f'"{name}"' for name in names) + ","
     return textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_long_words=False)
+
+
+def filled(items: Sequence[str], indent: int) -> str:
+    """Items with a space between them, on lines of the line length at most; the first line is indented by its place."""
+    lines: list[str] = []
+    for item in items:
+        if lines and indent + len(lines[-1]) + 1 + len(item) <= LINE_LENGTH:
+            lines[-1] += f" {item}"
+        else:
+            lines.append(item)
+    return ("\n" + " " * indent).join(lines)
+
+
+def tuple_of(items: Sequence[str]) -> str:
+    """A tuple of expressions in a launcher, on one line or, in lines of its own, on more."""
+    text = f"({', '.join(items)})"
+    if len(f"        strides = {text}") <= LINE_LENGTH:
+        return text
+    return f"(\n{' ' * 12}{filled([f'{item},' for item in items], 12)}\n        )"
+
+
+def signature(parameters: Sequence[str]) -> str:
+    """The head of ``attention``."""
+    listed = ", ".join(parameters)
+    text = f"def attention({listed}):"
+    return text if len(text) <= LINE_LENGTH else f"def attention(\n    {listed}\n):"
+
+
+def call_in_words(parameters: Sequence[str]) -> str:
+    """The call and its results, as a module's docstring shows them."""
+    results = "-> out, or (out, lse)"
+    text = f"attention({', '.join(parameters)}) {results.replace(' ', _NO_BREAK)}"
+    return textwrap.fill(text, 116, initial_indent=" " * 4, subsequent_indent=" " * 14).replace(_NO_BREAK, " ")
