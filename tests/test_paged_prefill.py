@@ -22,7 +22,7 @@ HEADS, KV_HEADS, WIDTH = 4, 2, 16
 LAYERS = {
     1: {"heads": 2, "kv_heads": 1},
     3: {"heads": 4, "kv_heads": 2, "mask": WINDOW},
-    16: {"heads": 6, "kv_heads": 2, "head_dim": 40, "head_dim_v": 24, "dtype": "bfloat16"},
+    16: {"heads": 3, "kv_heads": 1, "head_dim": 40, "head_dim_v": 24, "dtype": "bfloat16"},
     128: {"heads": 2, "kv_heads": 1},
     100: {"heads": 2, "kv_heads": 1, "mask": MASKS["window"]},
     2048: {"heads": 2, "kv_heads": 2, "mask": MASKS["full"], "dtype": "float32"},

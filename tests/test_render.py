@@ -33,10 +33,11 @@ def plans(
     prefill="",
     kv="{kind: contiguous}",
     layout="bhd",
+    decode="decode: {{kv: {kv}, num_splits: {splits}}}, ",
 ):
     text = (
         f"name: sample\nattention: {{kind: grouped, {heads}, {dims}, mask: {mask}}}\ndtype: float16\n"
-        f"kernels: {{prefill: {{{prefill}}}, decode: {{kv: {kv}, num_splits: {splits}}}, "
+        f"kernels: {{prefill: {{{prefill}}}, {decode.format(kv=kv, splits=splits)}"
         f"merge_states: {{layout: {layout}}}}}\n"
     )
     return lower(load_text(text, "specs/sample.yaml"))
@@ -49,6 +50,12 @@ def every_variant():
     chunks = (f"layout: ragged, kv: {{kind: paged, page_size: {n}}}" for n in (1, 16, 128))
     for prefill in ("layout: bshd", "padded: true", "layout: ragged", *chunks):
         yield from (p for mask in MASKS for p in plans(mask, prefill=prefill) if p.kernel == "prefill")
+    chunks = (f"layout: ragged, kv: {{kind: paged, page_size: {n}}}" for n in (1, 16, 128))
+    for prefill in ("", "layout: bshd, padded: true", "layout: ragged", *chunks):
+        for shared in (8, 1):
+            facts = f"num_qo_heads: 8, num_kv_heads: {shared}"
+            made = plans(MASKS[1], heads=facts, dims="head_dim_qk: 128, head_dim_pe: 72", prefill=prefill, decode="")
+            yield from (p for p in made if p.kernel == "prefill")
     for layout in ("bhsd", "bshd", "ragged"):
         for heads in (1, 71):
             shared = f"num_qo_heads: {heads}, num_kv_heads: 1"
@@ -139,9 +146,10 @@ def test_generated_source_is_clean(plan):
         used = {node.id for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
         assert not set(arguments) - used, function.name
         # A paged cache adds its table and the table's stride to what the contiguous one takes, and packed chunks of it
-        # where they begin; each tensor of a pair of parts has strides of its own.
+        # where they begin; each tensor of a pair of parts has strides of its own. A rotary part is two tensors more.
         extra = 2 if "qo_indptr_ptr" in arguments else 1
         most = 24 + (extra if {"block_table_ptr", "y_lse_ptr"} & set(arguments) else 0)
+        most += sum("pe_" in name for name in arguments)
         assert len(arguments) <= most, function.name
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}

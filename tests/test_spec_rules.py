@@ -74,7 +74,7 @@ def test_parts_that_count_a_sink_each_are_not_merged() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("128", "128\n  head_dim_pe: 64", ["7:16: [KG302]: not generated yet: a separate rotary block"]),
+        ("128", "128\n  head_dim_pe: 64", ["7:16: [KG302]: not generated yet: decode with a separate rotary block"]),
         ("{kind: causal}", "{kind: chunked, size: 8192}", ["7:16: [KG303]: not generated yet: chunked mask"]),
         ("{kind: causal}", "{kind: prefix_lm}", ["7:16: [KG304]: not generated yet: prefix-LM mask"]),
         ("{kind: causal}", '{kind: expression, visible: "q_pos >= kv_pos"}', ["7:16: [KG305]: not generated yet: masks by expression"]),
@@ -164,6 +164,8 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     prefills: list[dict[str, object]] = [{"layout": "bshd"}, {"layout": "ragged"}, {"padded": True}]
     prefills.append({"layout": "ragged", "kv": {"kind": "paged", "page_size": 16}})
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
+    rotary = data["attention"] | {"head_dim_pe": 64}
+    specs.append(SpecFile.model_validate(data | {"attention": rotary}))
     specs.append(load(LATENT.replace("  decode: {}\n", "")).spec)
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]
     assert unused == []

@@ -96,12 +96,12 @@ def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iter
     def keys_and_values(padding: int) -> tuple[Any, ...]:
         if kernel["kv"]["kind"] == "paged":
             return _pages(spec, kernel["kv"]["page_size"], padding=padding)
-        dims = (layer["head_dim_qk"], layer["head_dim_v"])
+        dims = (*_scored_dims(layer), layer["head_dim_v"])
         return tuple(tensor(layer["num_kv_heads"], sizes.key_tokens, dim, padding) for dim in dims)
 
-    q = tensor(layer["num_qo_heads"], sizes.query_tokens, layer["head_dim_qk"])
+    queries = tuple(tensor(layer["num_qo_heads"], sizes.query_tokens, dim) for dim in _scored_dims(layer))
     options = _index_arguments(kernel, sizes)
-    aligned, unaligned = (q, *keys_and_values(0)), (q, *keys_and_values(1))
+    aligned, unaligned = (*queries, *keys_and_values(0)), (*queries, *keys_and_values(1))
     yield Call("prefill", aligned, options)
     yield Call("prefill with lse", aligned, options | {"return_lse": True})
     yield Call("prefill of unaligned rows", unaligned, options)
@@ -129,14 +129,16 @@ def _block_table(page_size: int, sizes: Sizes) -> dict[str, Any]:
     return {"block_table": _indices(sizes.batch, -(-sizes.key_tokens // page_size))}
 
 
-def _pages(spec: dict[str, Any], page_size: int, *, padding: int = 0) -> tuple[Any, Any]:
-    """k_cache ``[pages, page_size, Hkv, Dqk]`` and v_cache ``[pages, page_size, Hkv, Dv]``."""
+def _scored_dims(layer: dict[str, Any]) -> tuple[int, ...]:
+    """Widths of the tensors that are scored: those of the keys, and of their rotary part where it is its own."""
+    return tuple(layer[name] for name in ("head_dim_qk", "head_dim_pe") if layer[name] is not None)
+
+
+def _pages(spec: dict[str, Any], page_size: int, *, padding: int = 0) -> tuple[Any, ...]:
+    """The caches of keys, their rotary part and values, each ``[pages, page_size, Hkv, D]``."""
     layer = spec["attention"]
     tokens = (PAGES, page_size, layer["num_kv_heads"])
-    return (
-        _tensor(spec, *tokens, layer["head_dim_qk"], padding=padding),
-        _tensor(spec, *tokens, layer["head_dim_v"], padding=padding),
-    )
+    return tuple(_tensor(spec, *tokens, dim, padding=padding) for dim in (*_scored_dims(layer), layer["head_dim_v"]))
 
 
 def _decode(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes) -> Iterator[Call]:

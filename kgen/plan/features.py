@@ -79,6 +79,16 @@ def _latent(kernel: type[PrefillKernel] | type[DecodeKernel]) -> Uses:
     return uses
 
 
+def _rotary(kernel: type[PrefillKernel] | type[DecodeKernel]) -> Uses:
+    """Layers with a rotary block of its own that have a kernel of a kind."""
+
+    def uses(spec: SpecFile) -> Iterator[Loc]:
+        if any(isinstance(one, kernel) for one in spec.kernels.values()):
+            yield from _layer_has("head_dim_pe")(spec)
+
+    return uses
+
+
 def _layer_has(field: str) -> Uses:
     """The layer sets an optional field: its value is neither ``None`` nor ``False``."""
 
@@ -192,6 +202,12 @@ GENERATED = (
         "`attention: {kind: latent}`, `prefill: {form: expanded}`, any layout",
         _latent(PrefillKernel),
     ),
+    Feature(
+        "KG353",
+        "prefill with a separate rotary block",
+        "`head_dim_pe` of a grouped layer, any layout",
+        _rotary(PrefillKernel),
+    ),
     Feature("KG350", "targets", f"`targets: [{', '.join(TARGETS)}]`", _targets),
 )
 
@@ -202,7 +218,12 @@ NOT_YET = (
         "`attention: {kind: latent}`, `decode: {form: absorbed}`",
         _latent(DecodeKernel),
     ),
-    Feature("KG302", "a separate rotary block", "`head_dim_pe`", _layer_has("head_dim_pe")),
+    Feature(
+        "KG302",
+        "decode with a separate rotary block",
+        "`head_dim_pe` of a grouped layer with a `decode` kernel",
+        _rotary(DecodeKernel),
+    ),
     Feature("KG303", "chunked mask", "`mask: {kind: chunked, size: …}`", _mask_is("chunked")),
     Feature("KG304", "prefix-LM mask", "`mask: {kind: prefix_lm}`", _mask_is("prefix_lm")),
     Feature("KG305", "masks by expression", "`mask: {kind: expression, visible: …}`", _mask_is("expression")),

@@ -102,10 +102,11 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
             target,
             template,
             rows=rows,
-            lanes_qk=lanes(qk_blocks),
+            lanes_qk=lanes(qk_blocks) + lanes(pe_blocks),
             lanes_v=lanes(v_blocks),
             dtype_bytes=dtype_bytes,
             is_windowed=window.left is not None,
+            has_many_addresses=layer.head_dim_pe is not None or isinstance(kernel.kv, PagedCache),
         )
         limit = TARGET_INFO[target].shared_bytes
         fitting = [tile for tile in tiles if tile.shared_bytes <= limit]
@@ -134,7 +135,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         template,
         launch[0][0],
         rows=launch[0][1].block_m,
-        lanes_qk=lanes(qk_blocks),
+        lanes_qk=lanes(qk_blocks) + lanes(pe_blocks),
         lanes_v=lanes(v_blocks),
         dtype_bytes=dtype_bytes,
     )
@@ -173,7 +174,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         decode=decode,
         launch=tuple(launch),
         unaligned=unaligned_tile,
-        reasons=tuple(_reasons(layer, qk_blocks, v_blocks, launch, prefill, decode)),
+        reasons=tuple(_reasons(layer, (qk_blocks, pe_blocks, v_blocks), launch, prefill, decode)),
     )
 
 
@@ -239,15 +240,19 @@ def _blocks_in_words(head_dim: int, blocks: tuple[Block, ...]) -> str:
 
 def _reasons(
     layer: GroupedAttention,
-    qk_blocks: tuple[Block, ...],
-    v_blocks: tuple[Block, ...],
+    blocks: tuple[tuple[Block, ...], ...],
     launch: list[tuple[str, Tile]],
     prefill: PrefillPlan | None,
     decode: DecodePlan | None,
 ) -> list[tuple[str, str]]:
+    names = ("head_dim_qk", "head_dim_pe", "head_dim_v")
+    dims = (layer.head_dim_qk, layer.head_dim_pe, layer.head_dim_v)
     reasons = [
-        (f"head_dim_qk {layer.head_dim_qk}", _blocks_in_words(layer.head_dim_qk, qk_blocks)),
-        (f"head_dim_v {layer.head_dim_v}", _blocks_in_words(layer.head_dim_v, v_blocks)),
+        (f"{name} {dim}", _blocks_in_words(dim, of_dim))
+        for name, dim, of_dim in zip(names, dims, blocks, strict=True)
+        if dim is not None
+    ]
+    reasons += [
         (
             "tiles",
             "the first of the tuned table that the target holds; measured on an H200 (sm_90), elsewhere chosen by "

@@ -1,7 +1,8 @@
 """Tile sizes: the first row of the tuned table that a target can hold.
 
 The numbers are data (``tuned/*.json``): rows by family of targets, bits of the
-dtype, size of the problem and, where it matters, windowed or not, each with tiles in order of preference as
+dtype, size of the problem and, where it matters, windowed or not and few or many
+addresses, each with tiles in order of preference as
 ``[BLOCK_M or BLOCK_H, BLOCK_N, num_warps, num_stages]``.
 """
 
@@ -26,13 +27,22 @@ def _table() -> dict[str, list[dict[str, Any]]]:
 
 
 def candidates(
-    target: str, template: str, *, rows: int, lanes_qk: int, lanes_v: int, dtype_bytes: int, is_windowed: bool
+    target: str,
+    template: str,
+    *,
+    rows: int,
+    lanes_qk: int,
+    lanes_v: int,
+    dtype_bytes: int,
+    is_windowed: bool,
+    has_many_addresses: bool = False,
 ) -> tuple[Tile, ...]:
     """Tiles for a problem in order of preference, with their shared memory estimate, fitting or not.
 
     ``rows`` is the number of query rows worth tiling (decode: heads of a group,
     rounded up to a power of two); wider tiles are cut down to it. A row with
-    ``lanes`` is for that pair of widths alone, of keys and of values.
+    ``lanes`` is for that pair of widths alone, of keys and of values. Pages, and a
+    rotary part that is tensors of its own, are many addresses: they take registers.
     """
     lanes = max(lanes_qk, lanes_v)
     for row in _table()[template]:
@@ -40,9 +50,13 @@ def candidates(
             continue
         if row.get("lanes", [lanes_qk, lanes_v]) != [lanes_qk, lanes_v]:
             continue
+        if lanes_v > row.get("max_lanes_v", lanes_v):
+            continue
         if lanes > row.get("max_lanes", lanes) or rows > row.get("max_rows", rows):
             continue
         if row.get("windowed", is_windowed) != is_windowed:
+            continue
+        if row.get("many_addresses", has_many_addresses) != has_many_addresses:
             continue
         return tuple(
             Tile(

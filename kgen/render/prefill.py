@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Axes of queries and of keys in each layout, the last one left out.
 _AXES = {"bhsd": ("bhm", "bhn"), "bshd": ("bmh", "bnh"), "ragged": ("mh", "nh")}
+# How long a request is taken to be, of a packed batch and of a paged cache: only the device knows its length.
+_SECTIONS = ("at the mean length of a request", "where a request fills its row of the table")
 
 
 def _bounds(window: Window) -> str:
@@ -51,7 +53,7 @@ def _shapes(plan: KernelPlan, queries: tuple[NamedTensor, ...], keys: tuple[Name
     else:
         shapes |= {t.name: f"pages, {plan.prefill.page_size}, {plan.num_kv_heads}, {t.dim}" for t in keys}
     listed = [f"{tensor.argument} [{shapes[tensor.name]}]," for tensor in (*queries, *keys)]
-    end = ["all", plan.dtype, "on", "one", "device,", "give"] if plan.prefill.page_size is None else []
+    end = [f"all {plan.dtype} on one device, give"] if plan.prefill.page_size is None else []
     *sizes, _ = _shape(queries[0], of_queries).split(", ")
     lse = [size for size, axis in zip(sizes, of_queries, strict=True) if axis == "b"]
     return {
@@ -80,21 +82,15 @@ def _launch(
     values = [tensor.values for tensor in inputs] + [f"*out.stride()[:{len(axes)}]"]
     indices = [name.removesuffix("_ptr") for name in words.index_pointers]
     passed = [*arguments, "out", "lse", *indices, "*(stride // unit for stride in strides)"]
-    passed += ["block_table.stride(0)"] * is_paged + [
-        *words.sizes,
-        "heads_per_section",
-        "STRIDE_UNIT=unit",
-        "**options",
-    ]
+    passed += ["block_table.stride(0)"] * is_paged
+    passed += [*words.sizes, "heads_per_section", "STRIDE_UNIT=unit", "**options"]
     return {
         "strides": (*strides, *["stride_tb"] * is_paged),
         "wide_strides": wide,
         "stride_values": tuple_of(values),
         "loaded_by_rows": ", ".join(arguments),
         "passed": filled([f"{item}," for item in passed], 16),
-        "keys_in_words": "where a request fills its row of the table"
-        if is_paged
-        else "at the mean length of a request",
+        "keys_in_words": _SECTIONS[is_paged],
         "keys_of_request": f"N * {plan.kv_bytes_per_token}" if is_paged else f"Tk * {plan.kv_bytes_per_token} // B",
     }
 

@@ -101,22 +101,26 @@ def _paged(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor
     """The caches of keys and of values, and the block table."""
     layout = LAYOUTS[case.layout]
     cache = pages.lay_out(case, inputs.k, inputs.v)
-    caches = (
-        arena.pages("k_cache", cache.k, layout.k, cache.rows),
-        arena.pages("v_cache", cache.v, layout.v, cache.rows),
-    )
-    return caches, arena.table("block_table", cache.table, layout.k, cache.entries)
+    caches = [arena.pages("k_cache", cache.k, layout.k, cache.rows)]
+    if inputs.k_pe is not None:
+        rotary = pages.lay_out(case, inputs.k_pe, inputs.v).k
+        caches.append(arena.pages("k_pe_cache", rotary, layout.k, cache.rows))
+    caches.append(arena.pages("v_cache", cache.v, layout.v, cache.rows))
+    return tuple(caches), arena.table("block_table", cache.table, layout.k, cache.entries)
 
 
 def _prefill_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """q, k, v in the kernel's order of axes, and the keywords of a prefill call."""
     layout = LAYOUTS[case.layout]
-    placements = {"q": (layout.q, case.qo_lens)}
+    placements = {"q": (layout.q, case.qo_lens), "q_pe": (layout.q, case.qo_lens)}
     if case.page_size is None:
-        placements |= {"k": (layout.k, case.seq_lens), "v": (layout.v, case.seq_lens)}
+        placements |= dict.fromkeys(("k", "k_pe"), (layout.k, case.seq_lens)) | {"v": (layout.v, case.seq_lens)}
     tensors = []
     for name, (placement, rows) in placements.items():
-        stored, ends = layouts.stacked(case, getattr(inputs, name), rows)
+        x = getattr(inputs, name)
+        if x is None:
+            continue
+        stored, ends = layouts.stacked(case, x, rows)
         view = arena.input(name, stored, "bhnd", layouts.placed(case, placement), ends)
         tensors.append(layouts.handed(case, view))
     device = inputs.q.device

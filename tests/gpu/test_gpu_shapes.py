@@ -106,6 +106,30 @@ def test_chunks_of_a_paged_cache_pass_every_case(page_size, tmp_path, gpu):
     assert_passed(loaded.spec, "prefill", module, gpu)
 
 
+ROTARY = [
+    {"heads": 8, "kv_heads": 2, "head_dim": 128, "head_dim_pe": 64},
+    {"heads": 3, "kv_heads": 1, "head_dim": 64, "head_dim_pe": 32, "mask": WINDOW},
+    {"heads": 2, "kv_heads": 2, "head_dim": 96, "head_dim_pe": 72, "head_dim_v": 40, "mask": MASKS["full"]},
+    {"heads": 4, "kv_heads": 2, "head_dim": 256, "head_dim_pe": 64, "dtype": "float16"},
+]
+KEYS = {
+    "bhsd": {},
+    "bshd": {"layout": "bshd", "padded": True},
+    "ragged": {"layout": "ragged"},
+    "page16": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 16}},
+    "page128": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 128}},
+}
+
+
+@pytest.mark.parametrize("prefill", KEYS)
+@pytest.mark.parametrize("layer", ROTARY, ids=lambda layer: f"{layer['head_dim']}-{layer['head_dim_pe']}")
+def test_rotary_part_of_its_own_passes_every_case(layer, prefill, tmp_path, gpu):
+    loaded = load_spec(**{"dtype": "bfloat16", **layer}, kernels={"prefill": KEYS[prefill]})
+    write(loaded, tmp_path)
+    module = load_package(tmp_path / loaded.spec.name)["prefill"]
+    assert_passed(loaded.spec, "prefill", module, gpu)
+
+
 MERGES = [
     {"heads": 128, "kv_heads": 1, "head_dim_v": 512, "dtype": "bfloat16"},
     {"heads": 71, "kv_heads": 1, "head_dim_v": 72, "dtype": "float16"},
