@@ -74,7 +74,8 @@ def test_only_pages_that_a_chunk_sees_are_in_use():
     [
         (1, "causal", "paged"),
         (16, "causal", "paged"),
-        (64, "causal", "paged"),
+        (32, "causal", "paged"),
+        (64, "causal", "paged_tile"),
         (128, "causal", "paged_tile"),
         (128, "sliding_window", "paged"),
     ],
