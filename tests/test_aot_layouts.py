@@ -34,8 +34,8 @@ def test_every_layout_compiles(tmp_path: Path) -> None:
 
 
 def test_a_rotary_part_of_its_own_compiles(tmp_path: Path) -> None:
-    kernels = {name: KERNELS[name] for name in ("padded", "page1")}
-    loaded = load_spec(heads=32, kv_heads=8, head_dim=128, head_dim_pe=64, dtype="bfloat16", kernels=kernels)
+    facts = {"heads": 32, "kv_heads": 8, "head_dim": 128, "head_dim_pe": 64, "dtype": "bfloat16"}
+    loaded = load_spec(**facts, kernels={"page1": KERNELS["page1"]})
     write(loaded, tmp_path)
     assert_compiled(loaded, tmp_path)
 
@@ -43,7 +43,7 @@ def test_a_rotary_part_of_its_own_compiles(tmp_path: Path) -> None:
 def test_the_expanded_form_of_a_latent_layer_compiles(tmp_path: Path) -> None:
     layer = {"kind": "latent", "num_qo_heads": 128, "kv_lora_rank": 512, "v_head_dim": 128, "mask": {"kind": "causal"}}
     layer |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
-    data = {"name": "example", "attention": layer, "dtype": "bfloat16", "kernels": {"prefill": {}}}
+    data = {"name": "example", "attention": layer, "dtype": "bfloat16", "kernels": {"prefill": {"layout": "bshd"}}}
     loaded = load_text(yaml.safe_dump(data), "specs/example.yaml")
     write(loaded, tmp_path)
     assert_compiled(loaded, tmp_path)
