@@ -37,7 +37,14 @@ import triton.language as tl
 
 SPEC = {
     "name": "toy",
-    "attention": {"kind": "grouped", "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_v": 64},
+    "attention": {
+        "kind": "grouped",
+        "num_qo_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim_qk": 64,
+        "head_dim_v": 64,
+        "mask": {"kind": "full"},
+    },
     "dtype": "float16",
     "kernels": {"prefill": {"kind": "prefill", "layout": "bhsd", "padded": False}},
 }
