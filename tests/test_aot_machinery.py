@@ -46,7 +46,7 @@ SPEC = {
         "mask": {"kind": "full"},
     },
     "dtype": "float16",
-    "kernels": {"prefill": {"kind": "prefill", "layout": "bhsd", "padded": False}},
+    "kernels": {"prefill": {"kind": "prefill", "layout": "bhsd", "padded": False, "kv": {"kind": "contiguous"}}},
 }
 _SCALE = tl.constexpr(0.125)
 
