@@ -23,21 +23,20 @@ _SPARE_PAGES = 2
 class PagedCache:
     """Keys and values in pages, and which parts of them exist.
 
-    ``k[pages, page_size, Hkv, Dqk]``, ``v[.., Dv]``, ``table[B, max_pages]`` int32.
+    ``tensors`` are the caches ``[pages, page_size, Hkv, D]`` of keys and of values, ``table[B, max_pages]`` is int32.
     ``rows[pages, page_size]`` is true where a token that its query may see lies;
     all other rows are undefined. ``entries[b]`` is the range of entries of request
     ``b`` that name a page; the others are stale.
     """
 
-    k: torch.Tensor
-    v: torch.Tensor
+    tensors: tuple[torch.Tensor, ...]
     table: torch.Tensor
     rows: torch.Tensor
     entries: tuple[range, ...]
 
 
-def lay_out(case: Case, k: torch.Tensor, v: torch.Tensor) -> PagedCache:
-    """Dense ``k[B, Hkv, N, Dqk]`` and ``v[B, Hkv, N, Dv]`` of a paged case in pages, the same on every call.
+def lay_out(case: Case, *dense: torch.Tensor) -> PagedCache:
+    """Dense ``[B, Hkv, N, D]`` keys and values of a paged case in pages, the same on every call.
 
     Where requests share a page, the last one's numbers stand in it.
     """
@@ -64,19 +63,23 @@ def lay_out(case: Case, k: torch.Tensor, v: torch.Tensor) -> PagedCache:
             if b and (0, entry) in page_of and (entry + 1) * size <= min(lengths[0], lengths[b]):
                 page_of[b, entry] = page_of[0, entry]
     columns = -(-case.kv_len // size)
-    table = torch.tensor(
-        [[page_of.get((b, c), _STALE[(b + c) % len(_STALE)]) for c in range(columns)] for b in range(case.batch)],
-        dtype=torch.int32,
-        device=k.device,
-    ).reshape(case.batch, columns)
-    k_cache, v_cache = (x.new_zeros(len(pages), size, x.shape[1], x.shape[3]) for x in (k, v))
-    rows = torch.zeros(len(pages), size, dtype=torch.bool, device=k.device)
-    for (b, entry), page in page_of.items():
-        start, stop = entry * size, min((entry + 1) * size, lengths[b])
-        k_cache[page, : stop - start] = k[b, :, start:stop].transpose(0, 1)
-        v_cache[page, : stop - start] = v[b, :, start:stop].transpose(0, 1)
-        rows[page, max(0, first_seen[b] - start) : stop - start] = True
-    return PagedCache(k_cache, v_cache, table, rows, entries)
+    stale = torch.tensor(_STALE, dtype=torch.int32)
+    table = stale[(torch.arange(case.batch)[:, None] + torch.arange(columns)) % len(_STALE)]
+    device = dense[0].device
+    caches = tuple(x.new_zeros(len(pages), size, x.shape[1], x.shape[3]) for x in dense)
+    rows = torch.zeros(len(pages), size, dtype=torch.bool, device=device)
+    for b, (used, length, first) in enumerate(zip(entries, lengths, first_seen, strict=True)):
+        if not used:
+            continue
+        own = torch.tensor([page_of[b, entry] for entry in used], dtype=torch.int32)
+        table[b, used.start : used.stop] = own
+        tokens = torch.arange(used.start * size, length)
+        places = (own.long()[tokens // size - used.start] * size + tokens % size).to(device)
+        for cache, x in zip(caches, dense, strict=True):
+            cache.view(-1, *cache.shape[2:])[places] = x[b, :, used.start * size : length].transpose(0, 1)
+        rows.view(-1)[places[first - used.start * size :]] = True
+    table = table.to(device)
+    return PagedCache(caches, table, rows, entries)
 
 
 def _first_seen(case: Case, lengths: tuple[int, ...]) -> list[int]:
@@ -103,5 +106,5 @@ def as_read(case: Case, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor,
     for b, used in enumerate(cache.entries):
         seen[b, : used.start] = 0
     lengths = torch.tensor(case.seq_lens, dtype=torch.int32)
-    dense_k, dense_v = (gather(pages, seen, lengths, k.shape[2]) for pages in (cache.k, cache.v))
+    dense_k, dense_v = (gather(pages, seen, lengths, k.shape[2]) for pages in cache.tensors)
     return dense_k, dense_v
