@@ -10,8 +10,9 @@ import torch
 from kgen.spec import views
 from kgen.verify.cases import device_cases
 from kgen.verify.modules import check_fresh, load_package, tiles
-from kgen.verify.run import cases, check_case
+from kgen.verify.run import cases
 from kgen.workspace import find, load
+from tests.gpu.support import assert_passed, the_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -22,10 +23,7 @@ KERNELS = [(name, kernel) for name, loaded in SPECS.items() for kernel in loaded
 
 @pytest.fixture(scope="module", autouse=True)
 def gpu() -> torch.device:
-    """The GPU; without one these tests fail, they do not pass by not running."""
-    if not torch.cuda.is_available():
-        pytest.fail("pytest -m gpu needs a GPU, and PyTorch sees none here", pytrace=False)
-    return torch.device("cuda", torch.cuda.current_device())
+    return the_gpu()
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +34,7 @@ def modules():
 
 @pytest.mark.parametrize(("name", "kernel"), KERNELS, ids=["/".join(pair) for pair in KERNELS])
 def test_kernel_passes_every_case(name, kernel, modules, gpu):
-    spec, module = SPECS[name].spec, modules[name][kernel]
-    failed = []
-    for number, case in enumerate(cases(spec, kernel, module, gpu)):
-        result = check_case(spec, kernel, module, case, gpu, number)
-        if not result.passed:
-            failed.append(f"{case.name} ({case.shape}): {result.message}")
-        if case.layout.startswith("sparse"):
-            torch.cuda.empty_cache()  # gigabytes, of sizes that no later case asks for
-    assert not failed, "\n".join(failed)
+    assert_passed(SPECS[name].spec, kernel, modules[name][kernel], gpu)
 
 
 def test_one_compile_serves_every_length(modules, gpu):

@@ -11,7 +11,7 @@ import yaml
 
 from kgen.spec.loader import load_text
 from kgen.verify.modules import load_package
-from kgen.verify.run import cases, check_case
+from tests.gpu.support import assert_passed, the_gpu
 from tests.verify_support import MASKS, load_spec, write
 
 pytestmark = pytest.mark.gpu
@@ -43,10 +43,7 @@ def name(layer):
 
 @pytest.fixture(scope="module", autouse=True)
 def gpu() -> torch.device:
-    """The GPU; without one these tests fail, they do not pass by not running."""
-    if not torch.cuda.is_available():
-        pytest.fail("pytest -m gpu needs a GPU, and PyTorch sees none here", pytrace=False)
-    return torch.device("cuda", torch.cuda.current_device())
+    return the_gpu()
 
 
 @pytest.mark.parametrize("kernel", ["prefill", "decode"])
@@ -55,17 +52,6 @@ def test_layer_passes_every_case(layer, kernel, tmp_path, gpu):
     loaded = load_spec(**{"dtype": "bfloat16", **layer})
     write(loaded, tmp_path)
     assert_passed(loaded.spec, kernel, load_package(tmp_path / loaded.spec.name)[kernel], gpu)
-
-
-def assert_passed(spec, kernel, module, gpu):
-    failed = []
-    for number, case in enumerate(cases(spec, kernel, module, gpu)):
-        result = check_case(spec, kernel, module, case, gpu, number)
-        if not result.passed:
-            failed.append(f"{case.name} ({case.shape}): {result.message}")
-        if case.layout.startswith("sparse"):
-            torch.cuda.empty_cache()  # gigabytes, of sizes that no later case asks for
-    assert not failed, "\n".join(failed)
 
 
 # Released widths, as one tensor-parallel rank holds them, and widths of one block; every layout.
@@ -85,6 +71,40 @@ def test_expanded_latent_layer_passes_every_case(layer, prefill, tmp_path, gpu):
     loaded = load_text(yaml.safe_dump(data), "specs/mla.yaml")
     write(loaded, tmp_path)
     assert_passed(loaded.spec, "prefill", load_package(tmp_path / "mla")["prefill"], gpu)
+
+
+ABSORBED = [
+    {"num_qo_heads": 128, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    {"num_qo_heads": 40, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
+    {"num_qo_heads": 5, "kv_lora_rank": 320, "qk_nope_head_dim": 64, "qk_rope_head_dim": 8, "v_head_dim": 64},
+    {"num_qo_heads": 24, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+]
+ABSORBED_DTYPES = ("bfloat16", "float16", "float32", "bfloat16")
+CACHES = {
+    "contiguous": {},
+    "page1": {"kv": {"kind": "paged", "page_size": 1}},
+    "page3": {"kv": {"kind": "paged", "page_size": 3}, "num_splits": 3},
+    "page64": {"kv": {"kind": "paged", "page_size": 64}},
+}
+
+
+def latent(value):
+    return value if isinstance(value, str) else f"{value['num_qo_heads']}-{value['kv_lora_rank']}"
+
+
+@pytest.mark.parametrize("decode", CACHES)
+@pytest.mark.parametrize(
+    ("layer", "dtype"),
+    list(zip(ABSORBED, ABSORBED_DTYPES, strict=True)),
+    ids=lambda x: x if isinstance(x, str) else latent(x),
+)
+def test_absorbed_latent_layer_passes_every_case(layer, dtype, decode, tmp_path, gpu):
+    attention = {"kind": "latent", "mask": {"kind": "causal"}, **layer}
+    kernels = {"decode": CACHES[decode]}
+    data = {"name": "mla", "attention": attention, "dtype": dtype, "kernels": kernels}
+    loaded = load_text(yaml.safe_dump(data), "specs/mla.yaml")
+    write(loaded, tmp_path)
+    assert_passed(loaded.spec, "decode", load_package(tmp_path / "mla")["decode"], gpu)
 
 
 CHUNKS = {
@@ -128,6 +148,15 @@ def test_rotary_part_of_its_own_passes_every_case(layer, prefill, tmp_path, gpu)
     write(loaded, tmp_path)
     module = load_package(tmp_path / loaded.spec.name)["prefill"]
     assert_passed(loaded.spec, "prefill", module, gpu)
+
+
+@pytest.mark.parametrize("decode", CACHES)
+@pytest.mark.parametrize("layer", ROTARY, ids=lambda layer: f"{layer['head_dim']}-{layer['head_dim_pe']}")
+def test_decode_with_a_rotary_part_passes_every_case(layer, decode, tmp_path, gpu):
+    loaded = load_spec(**{"dtype": "bfloat16", **layer}, kernels={"decode": CACHES[decode]})
+    write(loaded, tmp_path)
+    module = load_package(tmp_path / loaded.spec.name)["decode"]
+    assert_passed(loaded.spec, "decode", module, gpu)
 
 
 MERGES = [
