@@ -46,9 +46,10 @@ INSTRUCTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 class Row:
     """One kernel of one module on one target.
 
-    ``shared_estimate`` is the plan's (None for a kernel beside the main one, which has no row of its
-    own), ``shared_limit`` what the target gives a program, ``launch`` the tile and options,
-    ``instructions`` counts by the names of ``INSTRUCTIONS``, only those that occur.
+    ``spill_limit`` and ``shared_estimate`` are the plan's (rows that do not start on 16 bytes take a slow
+    form of the kernel, which may spill: ``None``), ``shared_limit`` what the target gives a program,
+    ``launch`` the tile and options, ``instructions`` counts by the names of ``INSTRUCTIONS``, only those that
+    occur.
     """
 
     module: str
@@ -58,6 +59,7 @@ class Row:
     launch: str
     registers: int
     spill_bytes: int
+    spill_limit: int | None
     stack_bytes: int
     shared_bytes: int
     shared_estimate: int
@@ -112,6 +114,7 @@ def inspect(specs: Sequence[LoadedSpec], targets: Sequence[str] = (), *, cache_d
 def _row(plan: ModulePlan, kernel: CompiledKernel) -> Row:
     launch, resources = kernel.launch, kernel.resources
     constants = [f"{name}={value}" for name, value in launch.constants]
+    tile = plan.tile(launch.target, is_aligned=launch.is_aligned)
     counts = ((name, resources.count(*prefixes)) for name, prefixes in INSTRUCTIONS)
     return Row(
         module=_name(plan),
@@ -121,9 +124,10 @@ def _row(plan: ModulePlan, kernel: CompiledKernel) -> Row:
         launch=", ".join([*constants, f"num_warps={launch.num_warps}", f"num_stages={launch.num_stages}"]),
         registers=resources.registers,
         spill_bytes=resources.spill_bytes,
+        spill_limit=tile.spill_bytes if launch.is_aligned else None,
         stack_bytes=resources.stack_bytes,
         shared_bytes=resources.shared_bytes,
-        shared_estimate=dict(plan.launch)[launch.target].shared_bytes,
+        shared_estimate=tile.shared_bytes,
         shared_limit=TARGET_INFO[launch.target].shared_bytes,
         instructions=tuple((name, number) for name, number in counts if number),
         warnings=resources.warnings,

@@ -34,13 +34,14 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 # Rows that do not start on 16 bytes are loaded 2 bytes at a time, the same way everywhere: one target a vendor.
 UNALIGNED_TARGETS = ("sm_80", "gfx942")
 FULL_ON = "3.6."
-# One block a head dimension and a mask with one edge, dense and in pages; two blocks without a mask; a mask with two
-# edges.
+# One block a head dimension and a mask with one edge, dense and in pages; a latent that is key and value; two blocks
+# without a mask; a mask with two edges.
 SAMPLE = (
     "llama3_8b/prefill",
     "llama3_8b/decode",
     "llama3_8b_paged/decode_page16",
-    "llama3_8b_paged_prefill/prefill",
+    "llama3_8b_paged/prefill_page16",
+    "deepseek_v3/decode",
     "llama3_8b_prefix/merge_states",
     "siglip/prefill",
     "mistral_7b/prefill",
@@ -74,14 +75,9 @@ class Compiled:
     report: Report
 
     def tile(self, kernel: CompiledKernel) -> Tile | RowTile:
-        """The row of the launch table that the kernel was planned with."""
+        """What the kernel was planned with."""
         plan = next(module.plan for module in self.modules if str(module.path) == kernel.launch.module)
-        return dict(plan.launch)[kernel.target]
-
-
-def is_aligned(kernel: CompiledKernel) -> bool:
-    """Rows start on 16 bytes: what the kernels are made for."""
-    return dict(kernel.launch.constants)["STRIDE_UNIT"] != 1
+        return plan.tile(kernel.target, is_aligned=kernel.launch.is_aligned)
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +89,7 @@ def compiled(pytestconfig: pytest.Config) -> Compiled:
         modules,
         compile_modules(
             requests,
-            keep=lambda launch: launch.target in UNALIGNED_TARGETS or dict(launch.constants)["STRIDE_UNIT"] != 1,
+            keep=lambda launch: launch.target in UNALIGNED_TARGETS or launch.is_aligned,
         ),
     )
 
@@ -116,27 +112,32 @@ def test_every_kernel_compiles_for_every_target(compiled: Compiled) -> None:
     }
 
 
-def test_no_kernel_spills(compiled: Compiled) -> None:
-    spilling = {
-        named(kernel): (kernel.resources.spill_bytes, kernel.resources.stack_bytes)
-        for kernel in compiled.report.kernels
-        if is_aligned(kernel) and (kernel.resources.spill_bytes or kernel.resources.stack_bytes)
-    }
-    assert spilling == {}
+def test_no_kernel_spills_more_than_its_plan_allows(compiled: Compiled) -> None:
+    for kernel in compiled.report.kernels:
+        if kernel.launch.is_aligned:
+            limit, spilled = compiled.tile(kernel).spill_bytes, kernel.resources.spill_bytes
+            assert spilled <= limit, f"{named(kernel)} spills {spilled} bytes, its plan allows {limit}"
+            assert limit or not kernel.resources.stack_bytes, named(kernel)
+
+
+def test_only_tiles_that_were_measured_may_spill() -> None:
+    assert {target for module in MODULES for target, tile in module.plan.launch if tile.spill_bytes} == {"sm_90"}
 
 
 def test_shared_memory_is_estimated_from_above_and_fits_the_target(compiled: Compiled) -> None:
     for kernel in compiled.report.kernels:
         estimate, truth = compiled.tile(kernel).shared_bytes, kernel.resources.shared_bytes
         assert truth <= estimate, f"{named(kernel)} takes {truth:,} bytes, its plan says {estimate:,}"
-        assert estimate <= TARGET_INFO[kernel.target].shared_bytes, named(kernel)
+        limit = TARGET_INFO[kernel.target].shared_bytes
+        # The tile of rows that do not start on 16 bytes is the same everywhere, and so is its estimate.
+        assert (estimate if kernel.launch.is_aligned else truth) <= limit, named(kernel)
 
 
 def test_the_estimate_is_not_far_above_the_truth(compiled: Compiled) -> None:
     """Where shared memory decides which tile fits; an estimate of twice the truth would give away pipeline stages."""
     for kernel in compiled.report.kernels:
         truth = kernel.resources.shared_bytes
-        if is_aligned(kernel) and kernel.resources.count(*MATRIX_PRODUCTS) and truth > 32 * 1024:
+        if kernel.launch.is_aligned and kernel.resources.count(*MATRIX_PRODUCTS) and truth > 32 * 1024:
             assert compiled.tile(kernel).shared_bytes <= 1.5 * truth, named(kernel)
 
 
@@ -144,7 +145,7 @@ def test_aligned_rows_are_loaded_16_bytes_at_a_time(compiled: Compiled) -> None:
     attending = [
         kernel
         for kernel in compiled.report.kernels
-        if is_aligned(kernel) and kernel.resources.count("HMMA", "HGMMA", "UTCHMMA", "v_mfma")
+        if kernel.launch.is_aligned and kernel.resources.count("HMMA", "HGMMA", "UTCHMMA", "v_mfma")
     ]
     products = [module for module in compiled.modules if module.plan.template != "merge_states"]
     assert len(attending) >= len(products) * len(TARGETS)
@@ -156,7 +157,7 @@ def test_merges_load_16_bytes_at_a_time_and_parts_ahead(compiled: Compiled) -> N
     merging = [
         kernel
         for kernel in compiled.report.kernels
-        if is_aligned(kernel) and kernel.kernel in ("_merge_pair_kernel", "_merge_stack_kernel")
+        if kernel.launch.is_aligned and kernel.kernel in ("_merge_pair_kernel", "_merge_stack_kernel")
     ]
     merges = [module for module in compiled.modules if module.plan.template == "merge_states"]
     assert len(merging) == 2 * len(merges) * len(TARGETS)

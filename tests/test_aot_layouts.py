@@ -55,7 +55,7 @@ def assert_compiled(loaded: LoadedSpec, folder: Path) -> None:
     report = compile_modules([(path, target) for path in paths.values() for target in TARGETS])
     assert report.failures == ()
     plans = {str(paths[plan.kernel]): plan for plan in lower(loaded)}
-    aligned = [k for k in report.kernels if dict(k.launch.constants)["STRIDE_UNIT"] != 1]
+    aligned = [k for k in report.kernels if k.launch.is_aligned]
     assert {(k.launch.module, k.target) for k in aligned} == {(str(p), t) for p in paths.values() for t in TARGETS}
     for kernel in aligned:
         where = f"{Path(kernel.launch.module).stem} for {kernel.target}"
@@ -89,7 +89,7 @@ def test_every_layout_of_a_merge_compiles(tmp_path: Path) -> None:
         plan, resources = plans[kernel.launch.module], kernel.resources
         where = f"{plan.layout} {kernel.kernel} for {kernel.target}"
         assert resources.shared_bytes <= dict(plan.launch)[kernel.target].shared_bytes, where
-        if dict(kernel.launch.constants)["STRIDE_UNIT"] != 1:
+        if kernel.launch.is_aligned:
             assert (resources.spill_bytes, resources.stack_bytes) == (0, 0), where
             assert resources.count(*WIDE_LOADS), where
             assert not resources.count(*NARROW_LOADS), where

@@ -353,7 +353,7 @@ def test_explain_knows_a_merge(project: Path) -> None:
     head, _, *lines = kgen("explain", "specs/one.yaml", "--kernel", "merge_states").stdout.splitlines()
     assert head == "one.merge_states, from specs/one.yaml"
     assert any(line.startswith("layout bshd ") and "[B, M, H, D]" in line for line in lines)
-    assert any(line.split() == ["sm_90", "32", "4", "3", "8,960", "232,448"] for line in lines)
+    assert any(line.split() == ["sm_90", "32", "4", "3", "8,960", "0", "232,448"] for line in lines)
 
 
 def test_schema_is_json(project: Path) -> None:

@@ -21,6 +21,7 @@ ROW = Row(
     launch="BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3",
     registers=180,
     spill_bytes=0,
+    spill_limit=0,
     stack_bytes=0,
     shared_bytes=40_960,
     shared_estimate=45_056,
@@ -67,10 +68,17 @@ def test_problems_are_exit_code_1(project: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_form_for_unaligned_rows_may_spill(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, replace(ROW, spill_bytes=16, calls=("prefill of unaligned rows",)))
+    give(monkeypatch, replace(ROW, spill_bytes=16, spill_limit=None))
     assert kgen("inspect").exit_code == 0
-    give(monkeypatch, replace(ROW, spill_bytes=16, calls=("prefill of unaligned rows", "prefill")))
-    assert kgen("inspect").exit_code == 1
+
+
+def test_a_tile_may_spill_what_its_plan_allows(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, replace(ROW, spill_bytes=16, spill_limit=16))
+    assert kgen("inspect").exit_code == 0
+    give(monkeypatch, replace(ROW, spill_bytes=17, spill_limit=16))
+    found = kgen("inspect")
+    assert found.exit_code == 1
+    assert "spills 17 bytes of registers, the plan allows 16" in found.stdout
 
 
 def test_a_kernel_that_does_not_compile_is_exit_code_1(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from kgen.spec.loader import load_specs
 from kgen.verify import interpreter
 from kgen.verify.interpreter import interpreting
 from kgen.verify.modules import load_package
-from tests.verify_support import generate, load_spec
+from tests.verify_support import generate, load_latent, load_spec
 
 pytestmark = pytest.mark.triton
 
@@ -54,7 +54,7 @@ def case_of(module, spec, kind, b=2, m=3, n=5):
     is_decode = spec.kernels[kind].kind == "decode"
     layout = "bhsd" if is_decode else spec.kernels[kind].layout
     page_size = getattr(spec.kernels[kind].kv, "page_size", None)
-    tensors = ("q", "k", "v") if page_size is None else ("q", "k_cache", "v_cache")
+    is_absorbed = views.is_absorbed(spec, kind)
     columns = -(-n // (page_size or 1))
 
     def shape(heads, tokens):
@@ -62,11 +62,20 @@ def case_of(module, spec, kind, b=2, m=3, n=5):
 
     outer = (b, a.num_qo_heads) if is_decode else shape(a.num_qo_heads, m)
     kv_shape = shape(a.num_kv_heads, n) if page_size is None else (b * columns, page_size, a.num_kv_heads)
-    arguments = {
-        "q": torch.randn(*outer, a.head_dim_qk).to(dtype),
-        tensors[1]: torch.randn(*kv_shape, a.head_dim_qk).to(dtype),
-        tensors[2]: torch.randn(*kv_shape, a.head_dim_v).to(dtype),
-    }
+    rotary = {} if a.head_dim_pe is None else {"q_pe": a.head_dim_pe, "k_pe": a.head_dim_pe}
+    queries = {"q": a.head_dim_qk} | {name: dim for name, dim in rotary.items() if name[0] == "q"}
+    keys = {name: dim for name, dim in rotary.items() if name[0] == "k"}
+    if is_absorbed:
+        # One latent and one rotary key a token, and no axis of heads.
+        kv_shape = (b, n) if page_size is None else (b * columns, page_size)
+        keys = {"kv": a.head_dim_qk, **keys}
+    else:
+        suffix = "" if page_size is None else "_cache"
+        keys = {f"k{suffix}": a.head_dim_qk, **{name + suffix: dim for name, dim in keys.items()}}
+        keys[f"v{suffix}"] = a.head_dim_v
+    arguments = {name: torch.randn(*outer, dim).to(dtype) for name, dim in queries.items()}
+    arguments |= {name: torch.randn(*kv_shape, dim).to(dtype) for name, dim in keys.items()}
+    tensors = tuple(arguments)
     if page_size is not None:
         arguments["block_table"] = torch.arange(b * columns, dtype=torch.int32).reshape(b, columns)
     if is_decode:
@@ -80,7 +89,9 @@ def case_of(module, spec, kind, b=2, m=3, n=5):
         out_shape=(*outer, a.head_dim_v),
         lse_shape=(b, a.num_qo_heads) if is_decode else (b, a.num_qo_heads, m),
         heads=2 if layout == "bshd" else 1,  # the axis of heads
-        tokens=1 if layout == "bshd" else 2,  # the axis of k's tokens
+        tokens=1 if layout == "bshd" or is_absorbed else 2,  # the axis of k's tokens
+        keys=tuple(keys),
+        is_absorbed=is_absorbed,
         spec=spec,
         tensors=tensors,
         page_size=page_size,
@@ -150,9 +161,12 @@ def test_docstring_says_the_problem(kernel):
         assert inspect.getdoc(function)
 
 
-@pytest.mark.parametrize("position", [0, 1, 2], ids=["q", "k", "v"])
-def test_tensors_are_checked(kernel, position):
-    name = kernel.tensors[position]
+def test_tensors_are_checked(kernel):
+    for name in kernel.tensors:
+        assert_checked(kernel, name)
+
+
+def assert_checked(kernel, name):
     good = kernel.args[name]
     refused(kernel, TypeError, rf"^attention: {name} .*torch.Tensor.*list", **{name: [1.0]})
     other = torch.float64
@@ -160,26 +174,29 @@ def test_tensors_are_checked(kernel, position):
     refused(kernel, ValueError, rf"^attention: {name} .*shape.*\[", **{name: good[0]})
     wider = torch.zeros(*good.shape[:-1], good.shape[-1] + 8, dtype=good.dtype)
     refused(kernel, ValueError, rf"^attention: {name} .*{good.shape[-1]}.*{wider.shape[-1]}", **{name: wider})
-    heads = good.shape[kernel.heads]
-    more = torch.cat([good, good.narrow(kernel.heads, 0, 1)], dim=kernel.heads)
-    refused(kernel, ValueError, rf"^attention: {name} .*{heads}.*{heads + 1}", **{name: more})
+    if kernel.is_absorbed and name in kernel.keys:
+        with_heads = good.unsqueeze(-2)
+        refused(kernel, ValueError, rf"^attention: {name} .*shape.*, 1, {good.shape[-1]}", **{name: with_heads})
+    else:
+        heads = good.shape[kernel.heads]
+        more = torch.cat([good, good.narrow(kernel.heads, 0, 1)], dim=kernel.heads)
+        refused(kernel, ValueError, rf"^attention: {name} .*{heads}.*{heads + 1}", **{name: more})
     strided = torch.zeros(*good.shape, 2, dtype=good.dtype)[..., 0]
     refused(kernel, ValueError, rf"^attention: {name} .*contiguous.*stride", **{name: strided})
     refused(kernel, ValueError, r"^attention: \w+ .*meta", **{name: good.to("meta")})
 
 
 def test_sizes_must_agree(kernel):
-    _, key, value = kernel.tensors
-    k, v = kernel.args[key], kernel.args[value]
-    refused(kernel, ValueError, rf"^attention: {value} .*shape", **{value: v[:1]})
-    refused(
-        kernel,
-        ValueError,
-        rf"^attention: {value} .*shape",
-        **{value: v.narrow(kernel.tokens, 0, v.shape[kernel.tokens] - 1)},
-    )
+    first, *others = kernel.keys
+    for name in others:
+        x = kernel.args[name]
+        refused(kernel, ValueError, rf"^attention: {name} .*shape", **{name: x[:1]})
+        shorter = x.narrow(kernel.tokens, 0, x.shape[kernel.tokens] - 1)
+        refused(kernel, ValueError, rf"^attention: {name} .*shape", **{name: shorter})
     if kernel.page_size is None:
-        refused(kernel, ValueError, r"^attention: k .*shape", k=k[:1])
+        refused(kernel, ValueError, rf"^attention: {first} .*shape", **{first: kernel.args[first][:1]})
+    if "q_pe" in kernel.args:
+        refused(kernel, ValueError, r"^attention: q_pe .*shape", q_pe=kernel.args["q_pe"][:1])
 
 
 def test_the_pages_of_a_cache_are_checked(kernel):
@@ -188,8 +205,8 @@ def test_the_pages_of_a_cache_are_checked(kernel):
             call(kernel, block_table=torch.zeros(2, 1, dtype=torch.int32))
         return
     size, table = kernel.page_size, kernel.args["block_table"]
-    for name in ("k_cache", "v_cache"):
-        other = torch.zeros_like(kernel.args[name]).repeat(1, 2, 1, 1)
+    for name in kernel.keys:
+        other = torch.cat([torch.zeros_like(kernel.args[name])] * 2, dim=1)
         refused(kernel, ValueError, rf"^attention: {name} .*, {size}, .*got .*, {2 * size}, ", **{name: other})
     refused(kernel, TypeError, r"^attention: block_table .*torch.Tensor.*list", block_table=[[0]])
     refused(kernel, TypeError, r"^attention: block_table .*int32.*int64", block_table=table.long())
@@ -274,12 +291,20 @@ def test_a_cpu_tensor_without_the_interpreter_is_refused(kernel, monkeypatch):
 
 KINDS = {"prefill": {}, "tokens_first": {"kind": "prefill", "layout": "bshd"}, "decode": {}}
 KINDS |= {"paged": {"kind": "decode", "kv": {"kind": "paged", "page_size": 3}}}
+LATENT_KINDS = {"absorbed": {"kind": "decode"}, "absorbed_paged": KINDS["paged"]}
+ROTARY_KINDS = {"rotary": {"kind": "decode"}, "rotary_paged": KINDS["paged"]}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, *ROTARY_KINDS, *LATENT_KINDS])
 def small(request, tmp_path):
-    loaded = load_spec(heads=4, kv_heads=2, head_dim=16, head_dim_v=24, kernels=KINDS)
-    return case_of(generate(loaded, tmp_path)[request.param], loaded.spec, request.param)
+    kind = request.param
+    if kind in LATENT_KINDS:
+        loaded = load_latent(heads=4, kernels={kind: LATENT_KINDS[kind]})
+    else:
+        rotary = {"head_dim_pe": 8} if kind in ROTARY_KINDS else {}
+        kernels = {kind: (KINDS | ROTARY_KINDS)[kind]}
+        loaded = load_spec(heads=4, kv_heads=2, head_dim=16, head_dim_v=24, kernels=kernels, **rotary)
+    return case_of(generate(loaded, tmp_path)[kind], loaded.spec, kind)
 
 
 def test_results_have_the_shapes_and_dtypes_of_the_contract(small):

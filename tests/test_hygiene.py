@@ -423,7 +423,7 @@ def test_help_is_quick(tmp_path: Path) -> None:
 
 def test_the_readme_quotes_the_spec_and_the_source_that_are_there() -> None:
     text = (REPOSITORY / "README.md").read_text()
-    spec, loop, _ = (part.partition("\n```")[0] for part in re.split(r"\n```(?:yaml|python)\n", text)[1:])
+    spec, loop, *_ = (part.partition("\n```")[0] for part in re.split(r"\n```(?:yaml|python)\n", text)[1:])
     assert spec == (REPOSITORY / "specs/llama3_8b.yaml").read_text().rstrip()
     assert loop.startswith("    # Tiles below")
     assert loop in (REPOSITORY / "generated/llama3_8b/decode.py").read_text(), "quote the loop of decode.py again"

@@ -22,17 +22,19 @@ def test_a_row_for_each_launch_with_the_plans_numbers_beside_the_compilers(tmp_p
     loaded = load_text(SPEC.format(name="one", heads=8), "one.yaml")
     inspection = inspect([loaded], ["sm_80"], cache_dir=tmp_path)
     assert inspection.failures == ()
-    tiles = {plan.kernel: dict(plan.launch)["sm_80"] for plan in lower(loaded)}
+    plans = {plan.kernel: plan for plan in lower(loaded)}
     assert {row.module for row in inspection.rows} == {"one/prefill.py", "one/decode.py"}
     assert {row.target for row in inspection.rows} == {"sm_80"}
     for row in inspection.rows:
-        tile = tiles[Path(row.module).stem]
+        is_aligned = "STRIDE_UNIT=8" in row.launch
+        tile = plans[Path(row.module).stem].tile("sm_80", is_aligned=is_aligned)
+        assert row.spill_limit == (0 if is_aligned else None)
         assert row.shared_estimate == tile.shared_bytes
         assert row.shared_bytes <= row.shared_estimate <= row.shared_limit == 163 * 1024
         assert row.registers <= 255
         assert set(dict(row.instructions)) <= {name for name, _ in INSTRUCTIONS}
     (prefill,) = [row for row in inspection.rows if "prefill" in row.calls]
-    tile = tiles["prefill"]
+    tile = plans["prefill"].tile("sm_80", is_aligned=True)
     assert f"BLOCK_M={tile.block_m}, BLOCK_N={tile.block_n}" in prefill.launch
     assert f"num_warps={tile.num_warps}, num_stages={tile.num_stages}" in prefill.launch
     counts = dict(prefill.instructions)

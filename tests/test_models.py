@@ -28,7 +28,6 @@ LAYERS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data/models.
 # Facts of a layer that kgen does not generate yet, and how the refusal names them.
 NOT_YET = {"sinks": "attention sinks", "logits_soft_cap": "soft cap of the logits", "alibi": "ALiBi"}
 CHUNKED = "chunked mask"
-LATENT_DECODE = "decode of latent layers (MLA), absorbed"
 
 # Windows are verified at a size that short requests reach, layers with few KV heads: the rest is more of the same.
 WINDOW, KV_HEADS = 37, 2
@@ -37,7 +36,7 @@ CASES = {
     "decode": ("lengths", "lengths, 3 splits", "window, 3 splits", "beacons"),
     "paged": ("lengths", "page edges", "shared pages", "window, 3 splits"),
 }
-SAMPLE = ("qwen2-0.5b", "phi-3-mini-4k", "mimo-v2-flash-full")
+SAMPLE = ("qwen2-0.5b", "phi-3-mini-4k", "mimo-v2-flash-full", "minicpm3-4b")
 
 
 def load(attention: dict[str, Any]) -> LoadedSpec:
@@ -55,7 +54,7 @@ def missing(attention: dict[str, Any]) -> list[str]:
     """What kgen does not generate of a layer, as the refusal names it."""
     names = [name for field, name in NOT_YET.items() if field in attention]
     names += [CHUNKED] * (attention["mask"]["kind"] == "chunked")
-    return sorted(names + [LATENT_DECODE] * 2 * (attention["kind"] == "latent"))
+    return sorted(names)
 
 
 def distinct() -> dict[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ PADDED_FULL = {**FULL, "kernels": {"prefill": {"padded": True}}}
 TOKENS_FIRST = {**CAUSAL, "kernels": {"prefill": {"layout": "bshd"}}}
 PAGED = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 16}}}}
 PAGED_WINDOW = WINDOW | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 16}}}}
-TILE_IN_PAGE = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 64}}}}
+TILE_IN_PAGE = CAUSAL | {"kernels": {"decode": {"kv": {"kind": "paged", "page_size": 128}}}}
 CHUNKS = CAUSAL | {"kernels": {"prefill": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 16}}}}
 CHUNKS_WINDOW = CHUNKS | {"mask": WINDOW["mask"]}
 CHUNKS_TILE = CAUSAL | {"kernels": {"prefill": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 128}}}}
@@ -198,10 +198,12 @@ MUTATIONS = (
     Mutation("paged: page index of a tile unmasked", "decode", TILE_IN_PAGE, ", mask=start_n < length, other=0)", ")"),
     Mutation("paged: entry behind the last key", "decode", PAGED, "mask=position < length, other=0",
              "mask=position <= length, other=0"),
-    Mutation("paged: place in the page off by one", "decode", PAGED, "k_rows = page * stride_kp + position % 16",
-             "k_rows = page * stride_kp + (position + 1) % 16"),
-    Mutation("paged: place of a tile in its page", "decode", TILE_IN_PAGE, "start_n % 64 * stride_vn",
-             "start_n % 32 * stride_vn"),
+    Mutation("paged: place in the page off by one", "decode", PAGED, "k_base + (offs_n % 16)[:, None]",
+             "k_base + ((offs_n + 1) % 16)[:, None]"),
+    Mutation("paged: place of a windowed key off by one", "decode", PAGED_WINDOW,
+             "k_rows = page * stride_kp + position % 16", "k_rows = page * stride_kp + (position + 1) % 16"),
+    Mutation("paged: place of a tile in its page", "decode", TILE_IN_PAGE, "start_n % 128 * stride_vn",
+             "start_n % 64 * stride_vn"),
     Mutation("paged: page of another size", "decode", PAGED, "position // 16", "position // 17"),
     Mutation("paged: page of the first tile throughout", "decode", PAGED, "position += BLOCK_N\n        page = ",
              "position += BLOCK_N\n        _ = "),

@@ -70,7 +70,7 @@ def test_shared_pages_are_shared_and_others_are_not():
         used = [cache.table[b, entries.start : entries.stop].tolist() for b, entries in enumerate(cache.entries)]
         flat = [page for pages in used for page in pages]
         assert (len(set(flat)) < len(flat)) is shared
-    assert max(flat) == len(cache.k) - 1
+    assert max(flat) == len(cache.tensors[0]) - 1
 
 
 def test_the_table_holds_stale_entries_behind_the_last_page_and_before_a_window():

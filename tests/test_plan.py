@@ -78,12 +78,22 @@ def test_a_tile_of_heads_holds_the_whole_group_up_to_128(heads, block_h, head_ti
     assert plan.decode.head_tiles == head_tiles
 
 
-def test_all_targets_share_one_tile_of_heads():
-    text = VALID.replace("num_qo_heads: 32", "num_qo_heads: 128").replace("num_kv_heads: 8", "num_kv_heads: 1")
+def test_groups_of_several_kv_heads_are_cut_alike_on_all_targets():
+    text = VALID.replace("num_qo_heads: 32", "num_qo_heads: 256").replace("num_kv_heads: 8", "num_kv_heads: 2")
     plan = plan_of(text.replace("head_dim_qk: 128", "head_dim_qk: 512"), "decode")
     assert plan.decode is not None
     (rows,) = {tile.block_m for _, tile in plan.launch}
     assert rows * plan.decode.head_tiles >= 128 > rows * (plan.decode.head_tiles - 1)
+
+
+def test_a_single_kv_head_has_the_tile_of_heads_of_each_target():
+    text = VALID.replace("num_qo_heads: 32", "num_qo_heads: 128").replace("num_kv_heads: 8", "num_kv_heads: 1")
+    plan = plan_of(text.replace("head_dim_qk: 128", "head_dim_qk: 512"), "decode")
+    assert plan.decode is not None
+    rows = {target: tile.block_m for target, tile in plan.launch}
+    assert len(set(rows.values())) > 1
+    # How many tiles there are at most: the launch counts them by BLOCK_H.
+    assert plan.decode.head_tiles == -(-128 // min(*rows.values(), plan.unaligned.block_m))
 
 
 @pytest.mark.parametrize("num_splits", ["auto", 7])
@@ -157,8 +167,9 @@ def test_a_plan_is_frozen_and_holds_nothing_of_pydantic():
     [
         ("{kind: causal}", 1, "paged"),
         ("{kind: causal}", 32, "paged"),
-        ("{kind: causal}", 64, "paged_tile"),
+        ("{kind: causal}", 64, "paged"),
         ("{kind: causal}", 100, "paged"),
+        ("{kind: causal}", 128, "paged_tile"),
         ("{kind: causal}", 2048, "paged_tile"),
         # Tiles of a window start at its left edge, which lies anywhere in a page.
         ("{kind: sliding_window, size: 128}", 64, "paged"),

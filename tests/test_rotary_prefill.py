@@ -12,7 +12,6 @@ from kgen.reference.evaluate import evaluate
 from kgen.render.emit import render
 from kgen.verify.interpreter import interpreting
 from kgen.verify.modules import load_package
-from tests.spec_helpers import VALID, changed, heads
 from tests.verify_support import MASKS, failures, generate, load_spec
 
 pytestmark = pytest.mark.triton
@@ -58,13 +57,6 @@ def test_every_layout_passes(name, tmp_path):
     module = generate(loaded, tmp_path)["prefill"]
     failed = failures(loaded, "prefill", module, first=False)
     assert not failed, "\n".join(f"{r.case.name} {r.case.shape}: {r.message}" for r in failed)
-
-
-def test_the_rotary_part_is_generated_for_prefill_and_not_yet_for_decode():
-    text = changed("128", "128\n  head_dim_pe: 64")
-    assert heads(text) == ["7:16: [KG302]: not generated yet: decode with a separate rotary block"]
-    assert heads(text.replace("  decode: {num_splits: auto}\n", "")) == []
-    assert heads(VALID) == []
 
 
 def test_its_lanes_count_for_the_tile_and_its_bytes_for_the_sections():

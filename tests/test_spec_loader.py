@@ -170,23 +170,23 @@ def test_the_shipped_specs_say_what_the_models_configs_say() -> None:
         assert item.path.stem == item.spec.name
         assert item.spec.dtype == ("float16" if item.spec.name.startswith("whisper") else "bfloat16")
     causal, both = {"kind": "causal"}, ["decode", "prefill"]
+    serving = ["decode_page1", "decode_page16", "prefill_page16"]
     # DeepSeek's yarn multiplies the scale by (0.1 * mscale_all_dim * ln(factor) + 1) ** 2.
     v2_lite, v3, k2 = (
         192**-0.5 * (0.1 * m * math.log(factor) + 1) ** 2 for m, factor in ((0.707, 40), (1.0, 40), (1.0, 32))
     )
     assert rows == {
-        "deepseek_v2_lite": (16, 512, 128, 64, 128, causal, v2_lite, ["prefill"]),
-        "deepseek_v3": (128, 512, 128, 64, 128, causal, v3, ["prefill", "prefill_ragged"]),
+        "deepseek_v2_lite": (16, 512, 128, 64, 128, causal, v2_lite, both),
+        "deepseek_v3": (128, 512, 128, 64, 128, causal, v3, ["decode", "prefill", "prefill_ragged"]),
         "falcon_7b": (71, 1, 64, 64, causal, 0.125, both),
         "gemma3_27b_full": (32, 16, 128, 128, causal, 168**-0.5, both),
         "gemma3_27b_sliding": (32, 16, 128, 128, {"kind": "sliding_window", "size": 1024}, 168**-0.5, both),
-        "kimi_k2": (64, 512, 128, 64, 128, causal, k2, ["prefill"]),
+        "kimi_k2": (64, 512, 128, 64, 128, causal, k2, both),
         "llama3_405b": (128, 8, 128, 128, causal, 128**-0.5, both),
         "llama3_8b": (32, 8, 128, 128, causal, 128**-0.5, both),
-        "llama3_8b_paged": (32, 8, 128, 128, causal, 128**-0.5, ["decode_page1", "decode_page16"]),
-        "llama3_8b_paged_prefill": (32, 8, 128, 128, causal, 128**-0.5, ["prefill"]),
+        "llama3_8b_paged": (32, 8, 128, 128, causal, 128**-0.5, serving),
         "llama3_8b_prefix": (32, 8, 128, 128, {"kind": "full"}, 128**-0.5, ["merge_states", "prefix", "suffix"]),
-        "minicpm3": (40, 256, 64, 32, 64, causal, 96**-0.5, ["prefill"]),
+        "minicpm3": (40, 256, 64, 32, 64, causal, 96**-0.5, both),
         "mistral_7b": (32, 8, 128, 128, {"kind": "sliding_window", "size": 4096}, 128**-0.5, both),
         "phi3_mini": (32, 32, 96, 96, {"kind": "sliding_window", "size": 2048}, 96**-0.5, both),
         "qwen2_5_7b": (28, 4, 128, 128, causal, 128**-0.5, both),

@@ -74,7 +74,6 @@ def test_parts_that_count_a_sink_each_are_not_merged() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("128", "128\n  head_dim_pe: 64", ["7:16: [KG302]: not generated yet: decode with a separate rotary block"]),
         ("{kind: causal}", "{kind: chunked, size: 8192}", ["7:16: [KG303]: not generated yet: chunked mask"]),
         ("{kind: causal}", "{kind: prefix_lm}", ["7:16: [KG304]: not generated yet: prefix-LM mask"]),
         ("{kind: causal}", '{kind: expression, visible: "q_pos >= kv_pos"}', ["7:16: [KG305]: not generated yet: masks by expression"]),
@@ -89,9 +88,9 @@ def test_features_that_are_not_generated_yet(old: str, new: str, expected: list[
     assert heads(changed(old, new)) == expected
 
 
-def test_a_latent_layer_is_generated_expanded_and_not_yet_absorbed() -> None:
-    assert heads(LATENT) == ["13:3: [KG301]: not generated yet: decode of latent layers (MLA), absorbed"]
-    assert heads(LATENT.replace("  decode: {}\n", "")) == []
+def test_a_latent_layer_is_generated_expanded_and_absorbed() -> None:
+    assert heads(LATENT) == []
+    assert heads(changed("128", "128\n  head_dim_pe: 64")) == []
 
 
 def test_an_expanded_key_is_as_wide_as_a_head_may_be_at_most() -> None:
@@ -166,7 +165,7 @@ def test_every_row_of_the_table_is_used_by_some_spec() -> None:
     specs += [SpecFile.model_validate(data | {"kernels": {"prefill": prefill}}) for prefill in prefills]
     rotary = data["attention"] | {"head_dim_pe": 64}
     specs.append(SpecFile.model_validate(data | {"attention": rotary}))
-    specs.append(load(LATENT.replace("  decode: {}\n", "")).spec)
+    specs.append(load(LATENT).spec)
     unused = [row.name for row in features.GENERATED if not any(list(row.uses(spec)) for spec in specs)]
     assert unused == []
 

@@ -68,6 +68,21 @@ def load_spec(**facts: Any) -> LoadedSpec:
     return load_text(yaml.safe_dump(document(**facts), sort_keys=False), "specs/example.yaml")
 
 
+def load_latent(
+    *,
+    heads: int = 2,
+    widths: tuple[int, int, int, int] = (32, 8, 16, 16),
+    dtype: str = "float16",
+    kernels: dict[str, Any] | None = None,
+    **attention: Any,
+) -> LoadedSpec:
+    """A latent layer of kv_lora_rank, rope, nope and v ``widths``, as if it came from a file."""
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    layer = {"kind": "latent", "num_qo_heads": heads, **dict(zip(names, widths, strict=True)), "mask": MASKS["causal"]}
+    data = {"name": "example", "attention": layer | attention, "dtype": dtype, "kernels": kernels or {"decode": {}}}
+    return load_text(yaml.safe_dump(data, sort_keys=False), "specs/example.yaml")
+
+
 def write(loaded: LoadedSpec, root: Path) -> None:
     """Generate ``loaded`` below ``root``."""
     for name, text in project([loaded]).items():

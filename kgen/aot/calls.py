@@ -15,7 +15,7 @@ from kgen.spec import views
 from kgen.spec.model import SpecFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Not 1 and not multiples of 16: Triton specialises on both, and a server's lengths are neither.
 BATCH = 3
@@ -50,13 +50,16 @@ def representative_calls(spec: dict[str, Any], kernel: str, sizes: Sizes) -> Ite
     Raises KgenError for a kind of kernel that has no calls here.
     """
     kind = spec["kernels"][kernel]["kind"]
+    absorbed = False
     if kind in ("prefill", "decode"):
-        layer = views.of_kernel(SpecFile.model_validate(spec), kernel)
+        loaded = SpecFile.model_validate(spec)
+        layer, absorbed = views.of_kernel(loaded, kernel), views.is_absorbed(loaded, kernel)
         spec = spec | {"attention": layer.model_dump(mode="json")}
     if kind == "prefill":
         yield from _prefill(spec, spec["kernels"][kernel], sizes)
     elif kind == "decode":
-        yield from _decode(spec, spec["kernels"][kernel]["kv"], sizes)
+        make = _latent_cache if absorbed else _cache
+        yield from _decode(spec, spec["kernels"][kernel]["kv"], sizes, make)
     elif kind == "merge_states":
         yield from _merge_states(spec, spec["kernels"][kernel], sizes)
     else:
@@ -70,16 +73,6 @@ def _tensor(spec: dict[str, Any], *shape: int, padding: int = 0) -> Any:
     *outer, last = shape
     whole = torch.empty((*outer, last + padding), dtype=getattr(torch, spec["dtype"]), device="cuda")
     return whole[..., :last]
-
-
-def _keys_and_values(spec: dict[str, Any], sizes: Sizes, *, padding: int = 0) -> tuple[Any, Any]:
-    """k ``[B, Hkv, N, Dqk]`` and v ``[B, Hkv, N, Dv]``."""
-    layer = spec["attention"]
-    heads = (sizes.batch, layer["num_kv_heads"], sizes.key_tokens)
-    return (
-        _tensor(spec, *heads, layer["head_dim_qk"], padding=padding),
-        _tensor(spec, *heads, layer["head_dim_v"], padding=padding),
-    )
 
 
 def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
@@ -141,21 +134,39 @@ def _pages(spec: dict[str, Any], page_size: int, *, padding: int = 0) -> tuple[A
     return tuple(_tensor(spec, *tokens, dim, padding=padding) for dim in (*_scored_dims(layer), layer["head_dim_v"]))
 
 
-def _decode(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes) -> Iterator[Call]:
-    layer = spec["attention"]
-    q = _tensor(spec, sizes.batch, layer["num_qo_heads"], layer["head_dim_qk"])
-    index: dict[str, Any] = {}
+def _cache(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes, padding: int) -> tuple[Any, ...]:
+    """The keys, their rotary part and the values that decode reads."""
     if kv["kind"] == "paged":
-        index |= _block_table(kv["page_size"], sizes)
-        cache, unaligned = (_pages(spec, kv["page_size"], padding=padding) for padding in (0, 1))
-    else:
-        cache, unaligned = (_keys_and_values(spec, sizes, padding=padding) for padding in (0, 1))
+        return _pages(spec, kv["page_size"], padding=padding)
+    layer = spec["attention"]
+    heads = (sizes.batch, layer["num_kv_heads"], sizes.key_tokens)
+    return tuple(_tensor(spec, *heads, dim, padding=padding) for dim in (*_scored_dims(layer), layer["head_dim_v"]))
+
+
+def _latent_cache(spec: dict[str, Any], kv: dict[str, Any], sizes: Sizes, padding: int) -> tuple[Any, ...]:
+    """The latents and their rotary keys, slices of one cache."""
+    content, rotary = _scored_dims(spec["attention"])
+    tokens = (PAGES, kv["page_size"]) if kv["kind"] == "paged" else (sizes.batch, sizes.key_tokens)
+    whole = _tensor(spec, *tokens, content + rotary, padding=padding)
+    return whole[..., :content], whole[..., content:]
+
+
+def _decode(
+    spec: dict[str, Any],
+    kv: dict[str, Any],
+    sizes: Sizes,
+    make: Callable[[dict[str, Any], dict[str, Any], Sizes, int], tuple[Any, ...]],
+) -> Iterator[Call]:
+    layer = spec["attention"]
+    queries = tuple(_tensor(spec, sizes.batch, layer["num_qo_heads"], dim) for dim in _scored_dims(layer))
+    index = _block_table(kv["page_size"], sizes) if kv["kind"] == "paged" else {}
+    aligned, unaligned = ((*queries, *make(spec, kv, sizes, padding)) for padding in (0, 1))
     seq_lens = _indices(sizes.batch)
     for num_splits in (None, 1, 3):
         options = {**index, "seq_lens": seq_lens, "num_splits": num_splits}
-        yield Call(f"decode num_splits={num_splits}", (q, *cache), options)
-        yield Call(f"decode num_splits={num_splits} with lse", (q, *cache), options | {"return_lse": True})
-        yield Call(f"decode num_splits={num_splits} of unaligned rows", (q, *unaligned), options)
+        yield Call(f"decode num_splits={num_splits}", aligned, options)
+        yield Call(f"decode num_splits={num_splits} with lse", aligned, options | {"return_lse": True})
+        yield Call(f"decode num_splits={num_splits} of unaligned rows", unaligned, options)
 
 
 def _merge_states(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iterator[Call]:

@@ -68,6 +68,11 @@ class Launch:
     num_warps: int
     num_stages: int
 
+    @property
+    def is_aligned(self) -> bool:
+        """Rows start on 16 bytes: what the kernels are made for."""
+        return dict(self.constants).get("STRIDE_UNIT") != 1
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -208,22 +208,22 @@ GENERATED = (
         "`head_dim_pe` of a grouped layer, any layout",
         _rotary(PrefillKernel),
     ),
-    Feature("KG350", "targets", f"`targets: [{', '.join(TARGETS)}]`", _targets),
-)
-
-NOT_YET = (
     Feature(
         "KG301",
         "decode of latent layers (MLA), absorbed",
-        "`attention: {kind: latent}`, `decode: {form: absorbed}`",
+        "`attention: {kind: latent}`, `decode: {form: absorbed}`, any cache",
         _latent(DecodeKernel),
     ),
     Feature(
         "KG302",
         "decode with a separate rotary block",
-        "`head_dim_pe` of a grouped layer with a `decode` kernel",
+        "`head_dim_pe` of a grouped layer, any cache",
         _rotary(DecodeKernel),
     ),
+    Feature("KG350", "targets", f"`targets: [{', '.join(TARGETS)}]`", _targets),
+)
+
+NOT_YET = (
     Feature("KG303", "chunked mask", "`mask: {kind: chunked, size: …}`", _mask_is("chunked")),
     Feature("KG304", "prefix-LM mask", "`mask: {kind: prefix_lm}`", _mask_is("prefix_lm")),
     Feature("KG305", "masks by expression", "`mask: {kind: expression, visible: …}`", _mask_is("expression")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Problem
@@ -10,7 +11,7 @@ from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
 from kgen.plan.merge import merge_plan
 from kgen.plan.model import Block, DecodePlan, KernelPlan, PrefillPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
-from kgen.plan.tiles import candidates, unaligned
+from kgen.plan.tiles import Widths, candidates, unaligned
 from kgen.spec import views
 from kgen.spec.cache import PagedCache
 from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
@@ -93,6 +94,8 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     is_decode = isinstance(kernel, DecodeKernel)
     template = "decode" if is_decode else "prefill"
     rows = min(MAX_DECODE_ROWS, max(16, next_power_of_2(layer.group_size))) if is_decode else 1 << 30
+    table = "absorbed" if values_are_keys else template
+    widths = Widths(lanes(qk_blocks) + lanes(pe_blocks), lanes(v_blocks), dtype_bytes, values_are_keys)
 
     window = _window(layer.mask)
 
@@ -100,19 +103,17 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     for target in spec.targets:
         tiles = candidates(
             target,
-            template,
+            table,
+            widths,
             rows=rows,
-            lanes_qk=lanes(qk_blocks) + lanes(pe_blocks),
-            lanes_v=lanes(v_blocks),
-            dtype_bytes=dtype_bytes,
             is_windowed=window.left is not None,
             has_many_addresses=layer.head_dim_pe is not None or isinstance(kernel.kv, PagedCache),
         )
         limit = TARGET_INFO[target].shared_bytes
         fitting = [tile for tile in tiles if tile.shared_bytes <= limit]
         if fitting:
-            # The balanced schedule counts on PROGRAMS_PER_SM programs side by side.
-            resident = PROGRAMS_PER_SM if is_decode else 1
+            # The balanced schedule counts on so many programs side by side.
+            resident = _programs_per_sm(rows, values_are_keys) if is_decode else 1
             roomy = [tile for tile in fitting if resident * tile.shared_bytes <= limit]
             launch.append((target, (roomy or fitting)[0]))
             continue
@@ -128,22 +129,17 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         )
     if len(launch) < len(spec.targets):
         return None
-    if is_decode:
+    if is_decode and layer.num_kv_heads > 1:
         launch = _same_rows(launch)
 
-    unaligned_tile = unaligned(
-        template,
-        launch[0][0],
-        rows=launch[0][1].block_m,
-        lanes_qk=lanes(qk_blocks) + lanes(pe_blocks),
-        lanes_v=lanes(v_blocks),
-        dtype_bytes=dtype_bytes,
-    )
+    least_rows = min(tile.block_m for _, tile in launch)
+    unaligned_tile = unaligned(table, launch[0][0], widths, rows=least_rows)
     largest_tile = max(unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
     prefill = decode = None
-    head_tiles = -(-layer.group_size // launch[0][1].block_m) if is_decode else 1
+    head_tiles = -(-layer.group_size // min(least_rows, unaligned_tile.block_m)) if is_decode else 1
     if isinstance(kernel, DecodeKernel):
-        decode = _decode_plan(kernel, head_tiles, layer.head_dim_v, window, largest_tile)
+        tile_lengths = (unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
+        decode = _decode_plan(kernel, layer, window, tile_lengths, rows, head_tiles, values_are_keys=values_are_keys)
     elif isinstance(kernel, PrefillKernel):
         prefill = _prefill_plan(spec.attention, kernel, window, largest_tile)
     return KernelPlan(
@@ -178,6 +174,11 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     )
 
 
+def _programs_per_sm(rows: int, values_are_keys: bool) -> int:
+    """Programs of the balanced schedule on a multiprocessor: one where the latents of many heads fill it."""
+    return 1 if values_are_keys and rows > 32 else PROGRAMS_PER_SM
+
+
 def _record(layer: GroupedAttention, values_are_keys: bool) -> int:
     """Elements of a token that one KV head reads."""
     return layer.head_dim_qk + (layer.head_dim_pe or 0) + (0 if values_are_keys else layer.head_dim_v)
@@ -209,16 +210,29 @@ def _address(kernel: PrefillKernel | DecodeKernel, window: Window, largest_tile:
 
 
 def _decode_plan(
-    kernel: DecodeKernel, head_tiles: int, head_dim_v: int, window: Window, largest_tile: int
+    kernel: DecodeKernel,
+    layer: GroupedAttention,
+    window: Window,
+    tile_lengths: tuple[int, ...],
+    rows: int,
+    head_tiles: int,
+    *,
+    values_are_keys: bool,
 ) -> DecodePlan:
+    page_size = kernel.kv.page_size if isinstance(kernel.kv, PagedCache) else None
+    address = _address(kernel, window, max(tile_lengths))
+    is_whole = page_size is not None and window.left is None and all(n % page_size == 0 for n in tile_lengths)
     return DecodePlan(
-        address=_address(kernel, window, largest_tile),
-        page_size=kernel.kv.page_size if isinstance(kernel.kv, PagedCache) else None,
+        address=address,
+        page_size=page_size,
+        has_fixed_slots=address == "paged" and is_whole and page_size != 1,
         num_splits=None if kernel.num_splits == "auto" else kernel.num_splits,
         head_tiles=head_tiles,
-        programs_per_sm=PROGRAMS_PER_SM,
+        tiles="masked" if values_are_keys else "apart",
+        walk="tasks" if values_are_keys else "units",
+        programs_per_sm=_programs_per_sm(rows, values_are_keys),
         batch_chunk=BATCH_CHUNK,
-        merge_chunk=min(32, MERGE_ELEMENTS // next_power_of_2(head_dim_v)),
+        merge_chunk=min(32, MERGE_ELEMENTS // next_power_of_2(layer.head_dim_v)),
         merge_warps=1,
     )
 
@@ -226,10 +240,7 @@ def _decode_plan(
 def _same_rows(launch: list[tuple[str, Tile]]) -> list[tuple[str, Tile]]:
     """One BLOCK_H for all targets: how a group is cut into tiles is part of the source."""
     rows = min(tile.block_m for _, tile in launch)
-    return [
-        (target, Tile(rows, tile.block_n, tile.num_warps, tile.num_stages, tile.shared_bytes))
-        for target, tile in launch
-    ]
+    return [(target, replace(tile, block_m=rows)) for target, tile in launch]
 
 
 def _blocks_in_words(head_dim: int, blocks: tuple[Block, ...]) -> str:

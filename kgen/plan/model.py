@@ -36,7 +36,8 @@ class Tile:
 
     ``block_m`` counts query rows (prefill: query tokens, decode: query heads of
     one KV group), ``block_n`` keys. ``shared_bytes`` is the conservative
-    estimate of shared memory a program takes.
+    estimate of shared memory a program takes, ``spill_bytes`` what a thread
+    may spill: more than 0 for a tile that was the fastest all the same.
     """
 
     block_m: int
@@ -44,6 +45,7 @@ class Tile:
     num_warps: int
     num_stages: int
     shared_bytes: int
+    spill_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class RowTile:
     num_warps: int
     num_stages: int
     shared_bytes: int
+    spill_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,11 @@ class DecodePlan:
 
     address: str  # "contiguous" | "paged" | "paged_tile": parts/address_<address> and parts/locate_<address>
     page_size: int | None  # tokens in a page; None is a contiguous cache
+    has_fixed_slots: bool  # a tile is whole pages: a row of it has the same slot of its page in every tile
     num_splits: int | None  # fixed number of splits; None is the balanced schedule
     head_tiles: int  # tiles of query heads that cover a group
+    tiles: str  # "apart" | "masked": whole tiles apart from the last, or one loop over all
+    walk: str  # "units" | "tasks": how a program of the balanced schedule loops over its share
     programs_per_sm: int  # of the balanced schedule
     batch_chunk: int  # requests whose lengths are read at a time to find a program's share
     merge_chunk: int  # parts merged at a time
@@ -97,6 +103,10 @@ class ModulePlan:
     stride_unit: int  # elements in 16 bytes: rows at multiples of it load at full width
     launch: tuple[tuple[str, Tile | RowTile], ...]  # by target, in the order of spec.targets
     reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
+
+    def tile(self, target: str, *, is_aligned: bool) -> Tile | RowTile:
+        """What the kernel is launched with on ``target``, for rows that start on 16 bytes or for others."""
+        return dict(self.launch)[target]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +141,10 @@ class KernelPlan(ModulePlan):
     prefill: PrefillPlan | None  # what only prefill decides
     decode: DecodePlan | None  # what only decode decides
     unaligned: Tile  # on every target, for tensors whose rows do not start on 16 bytes
+
+    def tile(self, target: str, *, is_aligned: bool) -> Tile:
+        """As of any module; one small tile serves the other rows on every target."""
+        return dict(self.launch)[target] if is_aligned else self.unaligned
 
     @property
     def group_size(self) -> int:

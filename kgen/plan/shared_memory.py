@@ -32,14 +32,21 @@ def shared_bytes(
     dtype_bytes: int,
     num_stages: int,
     num_warps: int,
+    *,
+    values_are_keys: bool = False,
 ) -> int:
-    """Upper bound in bytes for a prefill or decode program: ``block_m`` query rows, tiles of ``block_n`` keys."""
+    """Upper bound in bytes for a prefill or decode program: ``block_m`` query rows, tiles of ``block_n`` keys.
+
+    ``values_are_keys`` is the absorbed form, whose values are the first ``lanes_v`` lanes of the keys.
+    """
     k = block_n * lanes_qk * dtype_bytes
-    v = block_n * lanes_v * dtype_bytes
+    tile_of_values = block_n * lanes_v * dtype_bytes
+    v = 0 if values_are_keys else tile_of_values
     q = block_m * lanes_qk * dtype_bytes
     p = block_m * block_n * dtype_bytes
-    # Without a pipeline K and V follow each other through the same bytes.
-    pipeline = (num_stages - 1) * (k + v) if num_stages > 1 else max(k, v)
+    # Without a pipeline K and V follow each other through the same bytes; a latent is there as both, in two layouts.
+    alone = k + tile_of_values if values_are_keys else max(k, v)
+    pipeline = (num_stages - 1) * (k + v) if num_stages > 1 else alone
     reductions = 8 * block_m * num_warps
     if target.startswith("gfx"):
         return max(q, k, v, p, reductions if num_stages == 1 else pipeline + p + reductions)

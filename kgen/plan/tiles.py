@@ -9,6 +9,7 @@ addresses, each with tiles in order of preference as
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,35 @@ def _table() -> dict[str, list[dict[str, Any]]]:
     return table
 
 
+@dataclass(frozen=True)
+class Widths:
+    """What a token takes: lanes of a scored key, rotary part included, and of a value, and bytes of an element."""
+
+    qk: int
+    v: int
+    dtype_bytes: int
+    values_are_keys: bool = False  # one tile is both
+
+
+def _tile(
+    target: str, widths: Widths, block_m: int, block_n: int, num_warps: int, num_stages: int, spill_bytes: int = 0
+) -> Tile:
+    estimate = shared_bytes(
+        target,
+        block_m,
+        block_n,
+        widths.qk,
+        widths.v,
+        widths.dtype_bytes,
+        num_stages,
+        num_warps,
+        values_are_keys=widths.values_are_keys,
+    )
+    return Tile(block_m, block_n, num_warps, num_stages, estimate, spill_bytes)
+
+
 def candidates(
-    target: str,
-    template: str,
-    *,
-    rows: int,
-    lanes_qk: int,
-    lanes_v: int,
-    dtype_bytes: int,
-    is_windowed: bool,
-    has_many_addresses: bool = False,
+    target: str, table: str, widths: Widths, *, rows: int, is_windowed: bool, has_many_addresses: bool = False
 ) -> tuple[Tile, ...]:
     """Tiles for a problem in order of preference, with their shared memory estimate, fitting or not.
 
@@ -43,14 +63,15 @@ def candidates(
     rounded up to a power of two); wider tiles are cut down to it. A row with
     ``lanes`` is for that pair of widths alone, of keys and of values. Pages, and a
     rotary part that is tensors of its own, are many addresses: they take registers.
+    ``spills`` are the bytes that a thread spills at most with tiles that were the fastest all the same.
     """
-    lanes = max(lanes_qk, lanes_v)
-    for row in _table()[template]:
-        if row["family"] not in ("*", TARGET_INFO[target].family) or row["bits"] != 8 * dtype_bytes:
+    lanes = max(widths.qk, widths.v)
+    for row in _table()[table]:
+        if row["family"] not in ("*", TARGET_INFO[target].family) or row["bits"] != 8 * widths.dtype_bytes:
             continue
-        if row.get("lanes", [lanes_qk, lanes_v]) != [lanes_qk, lanes_v]:
+        if row.get("lanes", [widths.qk, widths.v]) != [widths.qk, widths.v]:
             continue
-        if lanes_v > row.get("max_lanes_v", lanes_v):
+        if widths.v > row.get("max_lanes_v", widths.v):
             continue
         if lanes > row.get("max_lanes", lanes) or rows > row.get("max_rows", rows):
             continue
@@ -59,34 +80,27 @@ def candidates(
         if row.get("many_addresses", has_many_addresses) != has_many_addresses:
             continue
         return tuple(
-            Tile(
-                min(block_m, rows),
-                block_n,
-                num_warps,
-                num_stages,
-                shared_bytes(
-                    target, min(block_m, rows), block_n, lanes_qk, lanes_v, dtype_bytes, num_stages, num_warps
-                ),
-            )
+            _tile(target, widths, min(block_m, rows), block_n, num_warps, num_stages, row.get("spills", 0))
             for block_m, block_n, num_warps, num_stages in row["tiles"]
         )
-    raise LookupError(f"no row of {_TABLE.name} covers {template}, {lanes} lanes, {rows} rows, {8 * dtype_bytes} bits")
+    bits = 8 * widths.dtype_bytes
+    raise LookupError(f"no row of {_TABLE.name} covers {table}, {lanes} lanes, {rows} rows, {bits} bits")
 
 
-def unaligned(template: str, target: str, *, rows: int, lanes_qk: int, lanes_v: int, dtype_bytes: int) -> Tile:
+def unaligned(table: str, target: str, widths: Widths, *, rows: int) -> Tile:
     """The tile for tensors whose rows do not start on 16 bytes, the same on every target.
 
     Loads of single elements need an address each, so the tile is small. It also
     stays below what ``wgmma`` takes (64 rows by 4 warps): with that many addresses
     the ptxas that comes with Triton 3.6 gets the shared-memory address of a second
     head-dimension block wrong on sm_90 (right with its optimisation off).
-    ``rows`` is BLOCK_H of a decode kernel.
+    ``rows`` is BLOCK_H of a decode kernel; the accumulators of the absorbed form are
+    so wide that it takes fewer.
     """
-    lanes = max(lanes_qk, lanes_v)
-    row = next(row for row in _table()["unaligned"] if lanes <= row["max_lanes"])
+    lanes = max(widths.qk, widths.v)
+    row = next(row for row in _table()["unaligned"] if lanes <= row["max_lanes"] and row.get("table", table) == table)
     block_m, block_n, num_warps, num_stages = row["tile"]
-    if template == "decode":
-        block_m = rows
-        num_warps = num_warps if rows < 64 else 2
-    estimate = shared_bytes(target, block_m, block_n, lanes_qk, lanes_v, dtype_bytes, num_stages, num_warps)
-    return Tile(block_m, block_n, num_warps, num_stages, estimate)
+    if table != "prefill":
+        block_m = min(rows, block_m) if table == "absorbed" else rows
+        num_warps = num_warps if block_m < 64 else 2
+    return _tile(target, widths, block_m, block_n, num_warps, num_stages)

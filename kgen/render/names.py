@@ -31,11 +31,13 @@ class NamedBlock:
 class ScoredBlock(NamedBlock):
     """A block of queries and keys whose product is part of the scores.
 
-    ``part`` is "" or, of a rotary block that is tensors of its own, "_pe": the block is
-    ``q{suffix}``, ``k{suffix}`` and ``k_ptrs{suffix}``, its tensors ``q{part}`` and ``k{part}``.
+    ``part`` is "" or, of a rotary block that is tensors of its own, "_pe"; ``key`` is "k" or, of a latent that is
+    key and value, "kv". The block is ``q{suffix}``, ``{key}{suffix}`` and ``{key}_ptrs{suffix}``, its tensors
+    ``q{part}`` and ``{key}{part}``.
     """
 
     part: str
+    key: str
     q_row: str  # stride between the rows of q{part}
     k_row: str
     k_tile: str  # the way from k_ptrs{suffix} to a tile
@@ -61,18 +63,24 @@ def _tile(address: str, tensor: str) -> str:
     )
 
 
+def _content(plan: KernelPlan) -> str:
+    """The name of the keys without their rotary part; a latent is the value too."""
+    return "kv" if plan.values_are_keys else "k"
+
+
 def _scored(plan: KernelPlan, address: str) -> tuple[ScoredBlock, ...]:
     """The blocks whose products add up to the scores, the rotary ones last."""
-    parts = (("", _named(plan.qk_blocks, "d")), ("_pe", _named(plan.pe_blocks, "pe", "_pe")))
+    parts = (("", _content(plan), _named(plan.qk_blocks, "d")), ("_pe", "k", _named(plan.pe_blocks, "pe", "_pe")))
     return tuple(
         ScoredBlock(
             **vars(block),
             part=part,
+            key=key,
             q_row=_stride(f"q{part}", "m"),
-            k_row=_stride(f"k{part}", "n"),
-            k_tile=_tile(address, f"k{part}"),
+            k_row=_stride(f"{key}{part}", "n"),
+            k_tile=_tile(address, f"{key}{part}"),
         )
-        for part, blocks in parts
+        for part, key, blocks in parts
         for block in blocks
     )
 
@@ -82,14 +90,20 @@ class NamedTensor:
     """A tensor of a call: ``name`` in the kernel (``k_pe``), ``argument`` of the function (``k_pe_cache`` where paged).
 
     ``axes`` are those with a stride argument, and ``cut`` the slice of the tensor's strides that are theirs.
+    ``heads`` is ``None`` where the tensor has no axis for them.
     """
 
     name: str
     argument: str
-    heads: int
+    heads: int | None
     dim: int
     axes: str
     cut: str
+
+    @property
+    def record(self) -> str:
+        """The sizes of one token: its heads, where there is an axis for them, and their width."""
+        return str(self.dim) if self.heads is None else f"{self.heads}, {self.dim}"
 
     def stride(self, axis: str) -> str:
         """The name of the stride argument of an axis."""
@@ -109,8 +123,11 @@ class NamedTensor:
 def key_axes(plan: KernelPlan, axes: str) -> tuple[str, str]:
     """Of the axes of keys, those with a stride argument, and the slice of the strides that are theirs.
 
-    A single KV head has no stride between heads.
+    A single KV head has no stride between heads, and the latent of a token no axis for them.
     """
+    if plan.values_are_keys:
+        axes = axes.replace("h", "")
+        return axes, f"[:{len(axes)}]"
     if plan.num_kv_heads > 1:
         return axes, f"[:{len(axes)}]"
     cut = {"bhn": "[::2]", "bnh": "[:2]", "nh": "[:1]", "pnh": "[:2]", "ph": "[:1]"}[axes]
@@ -121,6 +138,8 @@ def page_axes(plan: KernelPlan, page_size: int) -> tuple[str, str]:
     """The same for a paged cache; a page of one token has no stride inside."""
     if page_size > 1:
         return key_axes(plan, "pnh")
+    if plan.values_are_keys:
+        return "p", "[:1]"
     return ("ph", "[::2]") if plan.num_kv_heads > 1 else ("p", "[:1]")
 
 
@@ -134,13 +153,16 @@ def tensors(
     """
     dims = (("", plan.head_dim_qk), ("_pe", plan.head_dim_pe))
     parts = [(part, dim) for part, dim in dims if dim is not None]
-    of_keys = [(f"k{part}", dim) for part, dim in parts] + [("v", plan.head_dim_v)]
+    if plan.values_are_keys:
+        heads, of_keys = None, [("kv", plan.head_dim_qk)] + [(f"k{part}", dim) for part, dim in parts[1:]]
+    else:
+        heads, of_keys = plan.num_kv_heads, [(f"k{part}", dim) for part, dim in parts] + [("v", plan.head_dim_v)]
     return (
         tuple(
             NamedTensor(f"q{part}", f"q{part}", plan.num_qo_heads, dim, queries, f"[:{len(queries)}]")
             for part, dim in parts
         ),
-        tuple(NamedTensor(name, name + cache, plan.num_kv_heads, dim, *keys) for name, dim in of_keys),
+        tuple(NamedTensor(name, name + cache, heads, dim, *keys) for name, dim in of_keys),
     )
 
 
@@ -180,8 +202,10 @@ def common(plan: KernelPlan, address: str) -> dict[str, object]:
         "group_size": plan.group_size,
         "scored": scored,
         "v_blocks": v,
+        "loaded_values": () if plan.values_are_keys else v,
+        "values": "kv" if plan.values_are_keys else "v",
         "v_tile": _tile(address, "v"),
-        "rows_are_strided": address != "paged",
+        "row": "" if address == "paged" else "offs_n",
         "columns_used": scored if same else scored + v,
         "window": plan.window,
         "stride_unit": plan.stride_unit,

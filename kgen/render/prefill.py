@@ -129,7 +129,6 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "launcher": batch,
             "locate": prefill.address if is_paged else "rows",
             "page_size": prefill.page_size,
-            "head_dim_qk": plan.head_dim_qk,
             "needs_capacity": True,
             "first_key": "0" if plan.window.left is None else "lo",
             "lengths": prefill.lengths,

@@ -18,6 +18,8 @@ _NO_BREAK = "\u00a0"
 def heads_in_words(plan: KernelPlan) -> str:
     """Which query heads share which KV heads."""
     q, kv = plan.num_qo_heads, plan.num_kv_heads
+    if plan.values_are_keys:
+        return f"{q} query heads share one latent a token"
     if q == kv:
         return f"{q} heads, each with keys and values of its own (MHA)"
     if kv == 1:
@@ -47,6 +49,19 @@ def rotary_in_words(plan: KernelPlan) -> str:
         "has a head for each KV head.",
         110,
     )
+
+
+def absorbed_in_words(plan: KernelPlan) -> str:
+    """Sentences on the absorbed form of a latent layer; nothing for other layers."""
+    if not plan.values_are_keys:
+        return ""
+    sentences = (
+        "The absorbed form of a latent layer (MLA): all heads share one latent kv a token, which is key and value, and "
+        f"one rotary key k_pe. q is the content query times the key's up-projection, {plan.head_dim_qk} wide; out is "
+        f"{plan.head_dim_v} wide, for the value's up-projection. kv and k_pe may be slices of one cache. The scale is "
+        "the layer's, the same in the expanded form."
+    )
+    return "\n" + textwrap.fill(sentences, 110)
 
 
 def mask_in_words(plan: KernelPlan) -> str:
@@ -165,13 +180,15 @@ def stale_entries(plan: KernelPlan) -> str:
 def laws(plan: KernelPlan) -> list[str]:
     """The laws that apply to a kernel, a sentence or two each."""
     precision = {"float32": "products in IEEE float32", "tf32": "products in TF32, as the spec allows"}
-    products = "q . k" if plan.head_dim_pe is None else "(q . k + q_pe . k_pe)"
+    content = "q . kv" if plan.values_are_keys else "q . k"
+    products = content if plan.head_dim_pe is None else f"({content} + q_pe . k_pe)"
+    values = "KV" if plan.values_are_keys else "V"
     found = [
         f"scores are {products} * {plan.sm_scale!r}; scores, softmax and accumulators are float32"
         + (
             f", {precision['tf32' if plan.allow_tf32 else 'float32']}."
             if plan.dtype == "float32"
-            else f"; P is cast to {plan.dtype} for P . V."
+            else f"; P is cast to {plan.dtype} for P . {values}."
         )
     ]
     if plan.prefill is not None:
@@ -265,5 +282,8 @@ def signature(parameters: Sequence[str]) -> str:
 def call_in_words(parameters: Sequence[str]) -> str:
     """The call and its results, as a module's docstring shows them."""
     results = "-> out, or (out, lse)"
-    text = f"attention({', '.join(parameters)}) {results.replace(' ', _NO_BREAK)}"
+    call = f"attention({', '.join(parameters)})"
+    if len(call) + 4 <= 116 < len(call) + 5 + len(results):
+        return f"    {call}\n        {results}"
+    text = f"{call} {results.replace(' ', _NO_BREAK)}"
     return textwrap.fill(text, 116, initial_indent=" " * 4, subsequent_indent=" " * 14).replace(_NO_BREAK, " ")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kgen.verify import interpreter, layouts, pages
-from kgen.verify.poison import LAYOUTS, Arena, PoisonedEmpty, same_bits
+from kgen.verify.poison import DENSE, LAYOUTS, Arena, PoisonedEmpty, same_bits
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -72,54 +72,62 @@ def run(
 
 
 def _decode_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """q, k, v and the keywords of a decode call: one query token, and no axis for it."""
-    q, k, v = inputs.q, inputs.k, inputs.v
+    """The tensors and the keywords of a decode call: one query token, and no axis for it."""
     layout = LAYOUTS[case.layout]
-    queries = q[:, :, 0]
-    lengths = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
+    device = inputs.q.device
+    lengths = torch.tensor(case.seq_lens, dtype=torch.int32, device=device)
     arguments: dict[str, Any] = {"return_lse": True, "seq_lens": arena.input("seq_lens", lengths, "b")}
     arguments |= {"num_splits": case.num_splits} if case.num_splits is not None else {}
     arguments |= {"max_seq_len": case.max_seq_len} if case.max_seq_len is not None else {}
-    q_view = arena.input("q", queries, "bhd", layout.q)
-    tensors: tuple[torch.Tensor, ...]
-    if case.page_size is None:
-        tensors = (
-            q_view,
-            arena.input("k", k, "bhnd", layout.k, lengths),
-            arena.input("v", v, "bhnd", layout.v, lengths),
-        )
-    else:
+    queries = [arena.input(name, x[:, :, 0], "bhd", layout.q) for name, x in inputs.queries.items()]
+    if case.page_size is not None:
         caches, arguments["block_table"] = _paged(case, inputs, arena)
-        tensors = (q_view, *caches)
+    elif inputs.is_absorbed and case.layout == "fused":
+        fused = arena.input("cache", torch.cat(tuple(inputs.keys.values()), dim=-1), "bhnd", DENSE, lengths)
+        caches = _slices(inputs, fused)
+    else:
+        placements = {"v": layout.v}
+        caches = tuple(
+            arena.input(name, x, "bhnd", placements.get(name, layout.k), lengths) for name, x in inputs.keys.items()
+        )
+    if inputs.is_absorbed:
+        caches = tuple(cache.select(1 if case.page_size is None else 2, 0) for cache in caches)
     if layout.out is not None:
-        shape = (*queries.shape[:-1], v.shape[-1])
-        arguments["out"] = arena.output("out", shape, "bhd", layout.out, q.dtype, q.device)
-    return tensors, arguments
+        shape = (*inputs.q.shape[:2], inputs.v.shape[-1])
+        arguments["out"] = arena.output("out", shape, "bhd", layout.out, inputs.q.dtype, device)
+    return (*queries, *caches), arguments
+
+
+def _slices(inputs: Inputs, fused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The keys of ``inputs`` as slices of one tensor."""
+    return torch.split(fused, [x.shape[-1] for x in inputs.keys.values()], dim=-1)
 
 
 def _paged(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """The caches of keys and of values, and the block table."""
     layout = LAYOUTS[case.layout]
-    cache = pages.lay_out(case, inputs.k, inputs.v)
-    caches = [arena.pages("k_cache", cache.k, layout.k, cache.rows)]
-    if inputs.k_pe is not None:
-        rotary = pages.lay_out(case, inputs.k_pe, inputs.v).k
-        caches.append(arena.pages("k_pe_cache", rotary, layout.k, cache.rows))
-    caches.append(arena.pages("v_cache", cache.v, layout.v, cache.rows))
-    return tuple(caches), arena.table("block_table", cache.table, layout.k, cache.entries)
+    cache = pages.lay_out(case, *inputs.keys.values())
+    table = arena.table("block_table", cache.table, layout.k, cache.entries)
+    if inputs.is_absorbed and case.layout == "fused":
+        fused = arena.pages("cache", torch.cat(cache.tensors, dim=-1), DENSE, cache.rows)
+        return _slices(inputs, fused), table
+    placements = {"v": layout.v}
+    caches = [
+        arena.pages(f"{name}_cache", x, placements.get(name, layout.k), cache.rows)
+        for name, x in zip(inputs.keys, cache.tensors, strict=True)
+    ]
+    return tuple(caches), table
 
 
 def _prefill_arguments(case: Case, inputs: Inputs, arena: Arena) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """q, k, v in the kernel's order of axes, and the keywords of a prefill call."""
     layout = LAYOUTS[case.layout]
-    placements = {"q": (layout.q, case.qo_lens), "q_pe": (layout.q, case.qo_lens)}
+    given = [(name, x, layout.q, case.qo_lens) for name, x in inputs.queries.items()]
     if case.page_size is None:
-        placements |= dict.fromkeys(("k", "k_pe"), (layout.k, case.seq_lens)) | {"v": (layout.v, case.seq_lens)}
+        places = {"v": layout.v}
+        given += [(name, x, places.get(name, layout.k), case.seq_lens) for name, x in inputs.keys.items()]
     tensors = []
-    for name, (placement, rows) in placements.items():
-        x = getattr(inputs, name)
-        if x is None:
-            continue
+    for name, x, placement, rows in given:
         stored, ends = layouts.stacked(case, x, rows)
         view = arena.input(name, stored, "bhnd", layouts.placed(case, placement), ends)
         tensors.append(layouts.handed(case, view))

@@ -22,33 +22,36 @@ REPEATS = 20
 
 def replays(module: ModuleType, case: Case, inputs: Inputs, first: Outcome) -> list[str]:
     """Run a case again and again, and from a graph; what differs from the first call."""
-    q, k, v = inputs.q, inputs.k, inputs.v
+    q = inputs.q
     if q.numel() == 0 or case.layout != "dense":
         return []
     arguments: dict[str, Any] = {"return_lse": True}
-    tensors: tuple[torch.Tensor, ...]
     if case.is_decode:
-        tensors = (q[:, :, 0].contiguous(), k.contiguous(), v.contiguous())
+        queries = [x[:, :, 0].contiguous() for x in inputs.queries.values()]
+        caches = [x.contiguous() for x in inputs.keys.values()]
         arguments["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=q.device)
         arguments["num_splits"] = case.num_splits
         arguments["max_seq_len"] = case.max_seq_len
     else:
-        lengths = (case.qo_lens, case.seq_lens, case.seq_lens)
-        tensors = tuple(
-            layouts.handed(case, layouts.stacked(case, x, rows)[0]).contiguous()
-            for x, rows in zip((q, k, v), lengths, strict=True)
-        )
+
+        def handed(tensors: dict[str, torch.Tensor], lengths: tuple[int, ...] | None) -> list[torch.Tensor]:
+            stored = (layouts.stacked(case, x, lengths)[0] for x in tensors.values())
+            return [layouts.handed(case, x).contiguous() for x in stored]
+
+        queries, caches = handed(inputs.queries, case.qo_lens), handed(inputs.keys, case.seq_lens)
         arguments |= layouts.index_arguments(case, q.device)
         arguments |= {"max_qo_len": case.q_len} if case.tensors == "ragged" else {}
     if case.page_size is not None:
-        cache = pages.lay_out(case, k, v)
+        cache = pages.lay_out(case, *inputs.keys.values())
         # A graph replays other lengths: every entry must name a page, as a server's tables do.
-        arguments["block_table"] = cache.table.where(cache.table < cache.k.shape[0], 0).clamp(min=0)
-        tensors = (tensors[0], cache.k, cache.v)
+        arguments["block_table"] = cache.table.where(cache.table < len(cache.tensors[0]), 0).clamp(min=0)
+        caches = list(cache.tensors)
+    if inputs.is_absorbed:
+        caches = [x.select(1 if case.page_size is None else 2, 0) for x in caches]
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:
         """The rows of a call's requests; others are nobody's, and hold what was there."""
-        out, lse = module.attention(*tensors, **arguments)
+        out, lse = module.attention(*queries, *caches, **arguments)
         return (out.unsqueeze(2), lse.unsqueeze(2)) if case.is_decode else layouts.results(case, out, lse)
 
     problems = []

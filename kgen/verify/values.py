@@ -35,6 +35,22 @@ class Inputs:
     q_pe: torch.Tensor | None = None
     k_pe: torch.Tensor | None = None
 
+    @property
+    def is_absorbed(self) -> bool:
+        """Whether one latent a token is key and value."""
+        return self.v is self.k
+
+    @property
+    def queries(self) -> dict[str, torch.Tensor]:
+        """The tensors of queries by name, in the order of a call."""
+        return {"q": self.q} if self.q_pe is None else {"q": self.q, "q_pe": self.q_pe}
+
+    @property
+    def keys(self) -> dict[str, torch.Tensor]:
+        """The tensors of keys and values by name, in the order of a call."""
+        rotary = {} if self.k_pe is None else {"k_pe": self.k_pe}
+        return {"kv": self.k, **rotary} if self.is_absorbed else {"k": self.k, **rotary, "v": self.v}
+
 
 Drawn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
