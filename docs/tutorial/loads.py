@@ -18,24 +18,36 @@ from kgen.verify import interpreter
 from kgen.verify.modules import load_package
 
 TOKENS = 512
-PREFILL, DECODE = ("mha", "gqa", "mqa"), ("grouped", "split", "paged")
+PREFILL, DECODE = ("mha", "gqa", "mqa"), ("grouped", "split", "paged", "mla")
 STEPS = (*((package, "prefill") for package in PREFILL), *((package, "decode") for package in DECODE))
 
 
-def inputs(spec: dict[str, Any], kernel: dict[str, Any]) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, Any]]:
-    """q, the tensors of the cache, and the other arguments of one request."""
+def zeros(*shape: int) -> torch.Tensor:
+    """A tensor as the layers of the tutorial take it."""
+    return torch.zeros(*shape, dtype=torch.float16)
+
+
+def inputs(
+    spec: dict[str, Any], kernel: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[str, Any]]:
+    """The queries, the tensors of the cache, and the other arguments of one request."""
     layer = spec["attention"]
-    q_heads, kv_heads, width = layer["num_qo_heads"], layer["num_kv_heads"], layer["head_dim_qk"]
-    q = torch.zeros(1, q_heads, width, dtype=torch.float16)
+    heads = layer["num_qo_heads"]
+    if layer["kind"] == "latent":
+        record = [(layer["kv_lora_rank"],), (layer["qk_rope_head_dim"],)]  # no heads: one of each a token
+        queries = [zeros(1, heads, *width) for width in record]
+    else:
+        record = [(layer["num_kv_heads"], layer["head_dim_qk"])] * 2
+        queries = [zeros(1, heads, layer["head_dim_qk"])]
     if kernel["kind"] == "prefill":
-        return q.unsqueeze(2), [torch.zeros(1, kv_heads, TOKENS, width, dtype=torch.float16) for _ in "kv"], {}
+        return [q.unsqueeze(2) for q in queries], [zeros(1, kv, TOKENS, width) for kv, width in record], {}
     lengths = {"seq_lens": torch.tensor([TOKENS], dtype=torch.int32)}
     if kernel["kv"]["kind"] == "contiguous":
-        return q, [torch.zeros(1, kv_heads, TOKENS, width, dtype=torch.float16) for _ in "kv"], lengths
+        return queries, [zeros(1, kv, TOKENS, width) for kv, width in record], lengths
     page_size = kernel["kv"]["page_size"]
     pages = torch.randperm(TOKENS // page_size, dtype=torch.int32)
-    cache = [torch.zeros(len(pages), page_size, kv_heads, width, dtype=torch.float16) for _ in "kv"]
-    return q, cache, {"block_table": pages[None], **lengths}
+    cache = [zeros(len(pages), page_size, *sizes) for sizes in record]
+    return queries, cache, {"block_table": pages[None], **lengths}
 
 
 def main(folder: Path) -> None:
@@ -44,13 +56,13 @@ def main(folder: Path) -> None:
     print("KERNEL          PROGRAMS  CACHE BYTES  LOADED BYTES  TIMES")
     for package, name in STEPS:
         module = load_package(folder / package)[name]
-        q, cache, others = inputs(module.SPEC, module.SPEC["kernels"][name])
+        queries, cache, others = inputs(module.SPEC, module.SPEC["kernels"][name])
         with interpreter.interpreting() as harness:
-            queries, *reads = (harness.count(tensor) for tensor in (q, *cache))
-            module.attention(q, *cache, **others)
+            starts, reads = harness.count(queries[0]), [harness.count(tensor) for tensor in cache]
+            module.attention(*queries, *cache, **others)
         held, loaded = sum(tensor.nbytes for tensor in cache), sum(count.bytes for count in reads)
         # A program loads its queries once.
-        print(f"{package + '.' + name:14}  {queries.loads:8}  {held:11,}  {loaded:12,}  {loaded / held:5g}")
+        print(f"{package + '.' + name:14}  {starts.loads:8}  {held:11,}  {loaded:12,}  {loaded / held:5g}")
 
 
 if __name__ == "__main__":
