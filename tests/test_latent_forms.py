@@ -191,7 +191,8 @@ def test_processes_that_hold_some_of_the_heads_sum_up_to_the_layer(tmp_path: Pat
     layer = make_layer(whole, 1, TOKENS)
     modules, seq_lens = kernels_of(part, "float32", tmp_path), torch.full((2,), TOKENS, dtype=torch.int32)
     want, want_lse = hand(layer)
-    sums, lses = {"absorbed": torch.zeros_like(want), "materialised": torch.zeros_like(want)}, []
+    sums = {name: torch.zeros_like(want) for name in ("absorbed", "materialised")}
+    lses: dict[str, list[torch.Tensor]] = {name: [] for name in sums}
     for heads in (slice(0, 2), slice(2, 4)):
         weights = LatentWeights(
             *(getattr(layer.weights, name)[heads] for name in ("W_Q", "W_UK", "W_UV")), layer.weights.W_O[:, heads]
@@ -201,10 +202,9 @@ def test_processes_that_hold_some_of_the_heads_sum_up_to_the_layer(tmp_path: Pat
             for name, form in (("absorbed", by_absorbed), ("materialised", by_materialised)):
                 out, lse = form(modules, held, weights, torch.float32, seq_lens)
                 sums[name] += out
-                lses.append(lse) if name == "absorbed" else None
-    for total in sums.values():
-        torch.testing.assert_close(total, want, atol=LIMITS["float32"], rtol=0)
-    torch.testing.assert_close(torch.cat(lses, 1).double(), want_lse, atol=LIMITS["float32"], rtol=0)
+                lses[name].append(lse)
+    results = {name: (total, torch.cat(lses[name], 1)) for name, total in sums.items()}
+    assert_agree({"by hand": (want, want_lse), **results}, LIMITS["float32"])
 
 
 @pytest.mark.parametrize("name", ["W_UK", "W_UV"])
