@@ -43,11 +43,13 @@ def test_other_pages_show_what_their_commands_print() -> None:
             assert_same(pages[page], console.refreshed(pages[page]))
 
 
-def test_code_that_the_tutorial_quotes_is_generated(ran: tuple[str, list[str]]) -> None:
+def test_code_that_the_tutorial_quotes_is_generated_or_runs_in_it(ran: tuple[str, list[str]]) -> None:
     quotes = re.findall(r"^```python\n(.*?)^```", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    scripts = set(re.findall(r"^\$ python (\S+)", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE))
+    sources = [*ran[1], *((ROOT / script).read_text(encoding="utf-8") for script in scripts)]
     assert quotes
     for quote in quotes:
-        assert any(quote in source for source in ran[1]), quote
+        assert any(quote in source for source in sources), quote
 
 
 def test_the_tutorial_explains_every_hunk() -> None:

@@ -17,7 +17,7 @@ from kgen.runtime.mla import LatentWeights, absorb, expand
 from kgen.verify import interpreter
 from kgen.verify.modules import load_package
 
-HEADS, RANK, NOPE, ROPE, V, WIDTH, TOKENS, PAGE = 8, 64, 64, 16, 64, 128, 100, 16
+HEADS, RANK, NOPE, ROPE, V, WIDTH, TOKENS, PAGE = 8, 128, 64, 16, 64, 128, 100, 16
 SCALE = (NOPE + ROPE) ** -0.5
 
 
@@ -27,7 +27,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def main(folder: Path) -> None:
-    """Print what each way keeps of a token, and whether the results agree."""
+    """Print what each form reads of a token, and whether its result agrees with the one by hand."""
     interpreter.require()
     torch.manual_seed(0)
     kernels = load_package(folder / "mla")
