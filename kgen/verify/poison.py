@@ -152,8 +152,8 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The raw bytes of a contiguous tensor, so that NaN equals itself."""
-    return tensor.contiguous().view(torch.uint8)
+    """The bits of a tensor as integers: NaN equals itself, and no copy of floats gives it others."""
+    return tensor.view(_INTEGERS[tensor.dtype.itemsize])
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
