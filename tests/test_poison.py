@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kgen.verify.far import FarMemory
 from kgen.verify.interpreter import Audit
 from kgen.verify.poison import (
     CLEAN,
@@ -60,6 +61,31 @@ def test_what_the_layouts_promise():
     for name, dim in (("sparse_batch", 0), ("sparse_heads", 1), ("sparse_rows", 2)):
         assert strides(LAYOUTS[name].k)[dim] * (SHAPE[dim] - 1) >= 2**31
         assert LAYOUTS[name].out is not None
+
+
+@pytest.mark.parametrize("layout", ["sparse_batch", "sparse_heads", "sparse_rows"])
+def test_tensors_with_far_indices_share_memory_and_no_element(layout):
+    arena = Arena(CLEAN, None)
+    shapes = {"q": (3, 4, 5, 24), "k": (3, 2, 7, 16), "v": (3, 2, 7, 8), "k_pe": (3, 2, 7, 40)}
+    views = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        filled = torch.full(shape, number + 1.0, dtype=torch.float16)
+        views[name] = arena.input(name, filled, "bhnd", LAYOUTS[layout].k)
+    out = arena.output("out", (3, 4, 5, 8), "bhnd", LAYOUTS[layout].out, torch.float16, CPU)
+    out.fill_(9.0)
+    assert len({view.untyped_storage().data_ptr() for view in (*views.values(), out)}) == 1
+    for number, view in enumerate(views.values()):
+        assert (view == number + 1).all()
+        assert max(view.stride()) * (view.shape[view.stride().index(max(view.stride()))] - 1) >= 2**31
+    other = arena.input("x", torch.ones(3, 4, 5, 8), "bhnd", LAYOUTS[layout].k)
+    assert other.untyped_storage().data_ptr() != out.untyped_storage().data_ptr(), "another dtype has its own memory"
+
+
+def test_far_tensors_that_would_meet_have_memory_of_their_own():
+    far = FarMemory()
+    wide = [far.view((2, 1 << 24), (1 << 31, 1), torch.float16, CPU) for _ in range(3)]
+    assert [view.storage_offset() for view in wide] == [0, (1 << 24) + 2 * (1 << 15), 0]
+    assert far.view((0, 3), (1 << 31, 1), torch.float16, CPU).numel() == 0
 
 
 @pytest.mark.parametrize("poison", [NAN, INF, HUGE, mixed(0), mixed(1), mixed(2)], ids=lambda p: p.name)

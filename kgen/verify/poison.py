@@ -8,12 +8,13 @@ the outputs must be as it was, and the outputs must not depend on the poison.
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from kgen.verify.far import FarMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 # Elements before and after every tensor: keeps 16-byte alignment in every dtype.
 GUARD = 64
-
-# Linux's flag, which Python's mmap does not name in every version: no swap space is set aside.
-_MAP_NORESERVE = 0x4000
 
 
 @dataclass(frozen=True)
@@ -184,6 +182,7 @@ class Arena:
     def __init__(self, poison: Poison, audit: Audit | None) -> None:
         self.poison = poison
         self.audit = audit
+        self._far = FarMemory()
         self._blocks: list[_Block] = []
 
     def input(
@@ -208,14 +207,14 @@ class Arena:
             ends = [int(lengths.max())] * stored.shape[0] if "b" in placement.shared else lengths.tolist()
             for b, end in enumerate(ends[: stored.shape[0]]):
                 self.poison.fill(stored[b, :, end:])
-        self._keep(name, view, buffer, placement)
+        self._keep(name, view, buffer)
         return view
 
-    def _keep(self, name: str, view: torch.Tensor, buffer: torch.Tensor, placement: Placement) -> None:
+    def _keep(self, name: str, view: torch.Tensor, buffer: torch.Tensor | None) -> None:
         """Note that a whole input may be read, and must not be written."""
         if self.audit is not None:
             self.audit.readable(view)
-        if not placement.sparse:
+        if buffer is not None:
             self._blocks.append(_Block(name, buffer, buffer.clone(), None))
 
     def pages(self, name: str, values: torch.Tensor, placement: Placement, rows: torch.Tensor) -> torch.Tensor:
@@ -235,13 +234,14 @@ class Arena:
             filling = values.new_empty(len(undefined), values[0, 0].numel())
             self.poison.fill(filling)
             view[undefined[:, 0], undefined[:, 1]] = filling.reshape(-1, *values.shape[2:])
-        self._keep(name, view, buffer, placement)
+        self._keep(name, view, buffer)
         return view
 
     def table(self, name: str, values: torch.Tensor, placement: Placement, entries: Sequence[range]) -> torch.Tensor:
         """A block table ``[B, max_pages]``, of which only ``entries`` of each request may be read."""
         wide = Placement("bn", {"n": placement.pad.get("n", 0) + placement.pad.get("d", 0)}, placement.offset)
         view, buffer = self._view(values.shape, "bn", wide, values.dtype, values.device)
+        assert buffer is not None  # a table is not sparse
         view.copy_(values)
         if self.audit is not None:
             self.audit.readable(*(view[b, used.start : used.stop] for b, used in enumerate(entries)))
@@ -260,7 +260,7 @@ class Arena:
         """An output that holds poison, inside guards."""
         view, buffer = self._view(shape, axes, placement, dtype, device)
         self.poison.fill(view)
-        self._guard(name, view, buffer, sparse=bool(placement.sparse))
+        self._guard(name, view, buffer)
         return view
 
     def scratch(self, like: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ class Arena:
         buffer = torch.empty(extent + 2 * GUARD, dtype=like.dtype, device=like.device)
         self.poison.fill(buffer)
         view = buffer.as_strided(like.shape, like.stride(), GUARD)
-        self._guard("memory of torch.empty", view, buffer, sparse=False)
+        self._guard("memory of torch.empty", view, buffer)
         return view
 
     def problems(self) -> list[str]:
@@ -280,32 +280,24 @@ class Arena:
             if not block.is_intact()
         ]
 
-    def _guard(self, name: str, view: torch.Tensor, buffer: torch.Tensor, *, sparse: bool) -> None:
+    def _guard(self, name: str, view: torch.Tensor, buffer: torch.Tensor | None) -> None:
         if self.audit is not None:
             self.audit.writable(view)
-        if not sparse:
+        if buffer is not None:
             may_change = torch.zeros(buffer.shape, dtype=torch.bool, device=buffer.device)
             may_change.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
             self._blocks.append(_Block(name, buffer, buffer.clone(), may_change))
 
     def _view(
         self, shape: tuple[int, ...], axes: str, placement: Placement, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A tensor and its buffer; ``None`` where it shares memory with others that are far apart."""
         strides, extent = placement.strides(axes, shape)
         if placement.sparse:
-            buffer = _sparse_buffer(extent, dtype, device)
-            return buffer.as_strided(shape, strides), buffer
+            return self._far.view(shape, strides, dtype, device), None
         buffer = torch.empty(extent + placement.offset + 2 * GUARD, dtype=dtype, device=device)
         self.poison.fill(buffer)
         return buffer.as_strided(shape, strides, GUARD + placement.offset), buffer
-
-
-def _sparse_buffer(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros of which only the touched pages take memory (on a GPU all of it does)."""
-    if device.type != "cpu":
-        return torch.zeros(elements, dtype=dtype, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize, flags=flags), dtype=dtype)
 
 
 class PoisonedEmpty(TorchFunctionMode):
