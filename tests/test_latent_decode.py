@@ -26,11 +26,12 @@ WINDOW = {"kind": "sliding_window", "size": 24}
 # One tile of heads and several, whole and padded; latents of one block and of two; pages that hold a part of a tile, a
 # tile, and one token; shares of the batch, and equal ranges of each request.
 ABSORBED = {
+    "one head": {"heads": 1, "dtype": "float32", "kernels": {"decode": {"num_splits": 9}}},
     "few heads": {"heads": 5, "dtype": "bfloat16"},
-    "tiles of heads": {"heads": 40, "dtype": "bfloat16", "kernels": paged(16)},
+    "tiles of heads": {"heads": 20, "dtype": "bfloat16", "kernels": paged(16)},
     "two blocks": {"heads": 3, "widths": (72, 8, 24, 32), "dtype": "float32", "kernels": paged(3, num_splits=3)},
     "pages of one": {"heads": 16, "kernels": paged(1)},
-    "whole pages": {"heads": 18, "widths": (16, 16, 8, 8), "kernels": paged(64)},
+    "whole pages": {"heads": 7, "widths": (16, 16, 8, 8), "kernels": paged(64)},
     "splits": {"heads": 24, "kernels": {"decode": {"num_splits": 2}}},
 }
 ROTARY = {
@@ -108,7 +109,7 @@ def test_few_heads_share_a_multiprocessor_and_many_fill_it() -> None:
 def test_the_docstring_says_what_is_scored_and_where_it_lies() -> None:
     words = " ".join(render(plan_of(layer("absorbed.tiles of heads"))).split('"""')[1].split())
     assert "attention(q, q_pe, kv, k_pe, *, block_table, seq_lens" in words
-    assert "40 query heads share one latent a token" in words
+    assert "20 query heads share one latent a token" in words
     assert "kv [pages, 16, 32] bfloat16, pages of 16 tokens k_pe [pages, 16, 8] bfloat16" in words
     assert "P is cast to bfloat16 for P . KV" in words
     rotary = " ".join(render(plan_of(layer("rotary.pages"))).split('"""')[1].split())
@@ -120,21 +121,23 @@ LENGTHS = (0, 1, 130, 77)
 
 
 @pytest.mark.parametrize("num_splits", [None, 1, 3])
-@pytest.mark.parametrize("page_size", [None, 1, 16, 64])
-def test_a_latent_is_loaded_once_and_is_key_and_value(
-    page_size: int | None, num_splits: int | None, tmp_path: Path
+@pytest.mark.parametrize(("page_size", "heads"), [(None, 16), (1, 16), (16, 16), (64, 16), (16, 40)])
+def test_a_latent_is_loaded_once_a_tile_of_heads_and_is_key_and_value(
+    page_size: int | None, heads: int, num_splits: int | None, tmp_path: Path
 ) -> None:
-    loaded = load_latent(heads=16, kernels={"decode": {}} if page_size is None else paged(page_size))
+    loaded = load_latent(heads=heads, kernels={"decode": {}} if page_size is None else paged(page_size))
     module = generate(loaded, tmp_path)["decode"]
     columns = -(-150 // (page_size or 150))
     kv, k_pe = (torch.randn(len(LENGTHS) * columns, page_size or 150, width).half() for width in (32, 8))
-    q, q_pe = (torch.randn(len(LENGTHS), 16, width).half() for width in (32, 8))
+    q, q_pe = (torch.randn(len(LENGTHS), heads, width).half() for width in (32, 8))
     extra = {} if page_size is None else {"block_table": torch.arange(len(kv), dtype=torch.int32).reshape(-1, columns)}
     with interpreting() as harness:
         counts = harness.count(kv), harness.count(k_pe)
         seq_lens = torch.tensor(LENGTHS, dtype=torch.int32)
         module.attention(q, q_pe, kv, k_pe, seq_lens=seq_lens, num_splits=num_splits, **extra)
-    assert [count.bytes for count in counts] == [sum(LENGTHS) * width * 2 for width in (32, 8)]
+    times = -(-heads // module._LAUNCH["sm_80"]["BLOCK_H"])
+    assert times == (1 if heads == 16 else 3)
+    assert [count.bytes for count in counts] == [times * sum(LENGTHS) * width * 2 for width in (32, 8)]
 
 
 def test_tensors_of_their_own_and_slices_of_one_cache_give_the_same_bits(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ MISTAKES = {
     ),
     "requests have one task": (
         "absorbed.tiles of heads",
-        "last_task = (last_batch - batch) * tl.cdiv(40, BLOCK_H)",
+        "last_task = (last_batch - batch) * tl.cdiv(20, BLOCK_H)",
         "last_task = (last_batch - batch)",
     ),
     "slots mixed up": (
@@ -212,6 +215,28 @@ MISTAKES = {
         "stride_kv_p = tl.cast(stride_kv_p, tl.int64) * STRIDE_UNIT",
         "stride_kv_p = stride_kv_p * STRIDE_UNIT",
     ),
+    "a share of nothing has a task": (
+        "absorbed.tiles of heads",
+        "num_tasks = tl.where(start < stop, ",
+        "num_tasks = tl.where(start < stop + num_units, ",
+    ),
+    "tile in its page": ("absorbed.whole pages", "start_n % 64 * stride_kv_n", "start_n % 32 * stride_kv_n"),
+    "rotary keys of a tile in its page": (
+        "absorbed.whole pages",
+        "start_n % 64 * stride_kpe_n",
+        "start_n % 32 * stride_kpe_n",
+    ),
+    "page index of a tile behind the last": ("absorbed.whole pages", ", mask=start_n < length, other=0)", ")"),
+    "slots of a split task": (
+        "absorbed.splits",
+        "first_slot = (batch * tl.cdiv(24, BLOCK_H) + head_tile) * num_splits",
+        "first_slot = batch * tl.cdiv(24, BLOCK_H) * num_splits",
+    ),
+    "pages of one token in 32 bits": (
+        "absorbed.pages of one",
+        "stride_kpe_p = tl.cast(stride_kpe_p, tl.int64) * STRIDE_UNIT",
+        "stride_kpe_p = stride_kpe_p * STRIDE_UNIT",
+    ),
     "second block of the latent": ("absorbed.two blocks", "tl.dot(q_hi, kv_hi.T", "tl.dot(q_hi, kv_hi.T * 0"),
     "values of the second block": ("absorbed.two blocks", "tl.dot(p, kv_hi,", "tl.dot(p, kv_hi * 0,"),
     "rotary part of the KV head": (
@@ -229,6 +254,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_caught(mistake: str, tmp_path: Path) -> None:
     name, old, new = MISTAKES[mistake]

@@ -80,6 +80,7 @@ MUTATIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_every_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
     kernels = {"merge_states": {"layout": mutation.layout}}

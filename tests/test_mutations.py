@@ -228,6 +228,7 @@ MUTATIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_every_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
     loaded = load_spec(**mutation.facts)

@@ -58,15 +58,38 @@ def facts(draw: st.DrawFn) -> dict[str, object]:
                 "layout": "ragged",
                 "kv": {"kind": "paged", "page_size": draw(PAGE_SIZES)},
             },
-            **({} if rotary else decodes),
+            **decodes,
+        },
+    }
+
+
+WIDTHS = st.integers(1, 32).map(lambda n: 8 * n)
+
+
+@st.composite
+def latents(draw: st.DrawFn) -> dict[str, object]:
+    """A latent layer with both of its forms as the data of a spec file."""
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    layer = {"kind": "latent", "num_qo_heads": draw(st.integers(1, 160)), **{name: draw(WIDTHS) for name in names}}
+    return {
+        "name": "example",
+        "attention": {**layer, "kv_lora_rank": draw(HEAD_DIMS), "mask": draw(MASKS)},
+        "dtype": draw(st.sampled_from(["float16", "bfloat16", "float32"])),
+        "kernels": {
+            "prefill": {"layout": draw(st.sampled_from(["bhsd", "bshd", "ragged"]))},
+            "decode": {"num_splits": draw(st.just("auto") | st.integers(1, 64))},
+            "decode_paged": {"kind": "decode", "kv": {"kind": "paged", "page_size": draw(PAGE_SIZES)}},
         },
     }
 
 
 @settings(max_examples=150, deadline=None)
-@given(facts(), st.lists(st.sampled_from(TARGETS), min_size=1, unique=True))
-def test_every_spec_plans_and_renders_or_is_refused_with_the_numbers(options, targets):
-    data = document(**options) | {"targets": targets}
+@given(
+    facts().map(lambda options: document(**options)) | latents(),
+    st.lists(st.sampled_from(TARGETS), min_size=1, unique=True),
+)
+def test_every_spec_plans_and_renders_or_is_refused_with_the_numbers(data, targets):
+    data = data | {"targets": targets}
     loaded = load_text(yaml.safe_dump(data), "specs/example.yaml")
     try:
         plans = lower(loaded)

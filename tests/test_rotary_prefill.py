@@ -114,6 +114,7 @@ def test_arguments_and_checks(tmp_path):
         assert torch.equal(module.attention(**slices, v=tensors["v"]), out)
 
 
+@pytest.mark.mutation
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -295,7 +295,7 @@ def _decode(spec: SpecFile, launch: tuple[Tiles, ...]) -> Iterator[Case]:
         return Case(name, reason, **{**fixed, "seq_lens": lengths, "num_splits": splits, **more})
 
     yield case("lengths", "0, 1 and a tile more or less in one batch", 0, 1, t - 1, t, t + 1, 3 * t + 2)
-    yield case("short before long", "a share whose last request is unlike its first", 1, 5 * t + 2)
+    yield case("short before long", "a share whose last request is unlike its first", 1, 9 * t + 2)
     yield case("lengths, 1 split", "no merge", t + 1, 0, splits=1)
     yield case("lengths, 2 splits", "a last split shorter than a tile", t + 1, 2 * t, splits=2)
     yield case("lengths, 3 splits", "splits that own no tile", 3 * t + 5, 0, splits=3)
