@@ -56,6 +56,10 @@ def test_what_a_kernel_compiles_to(project: Path, monkeypatch: pytest.MonkeyPatc
     [
         (replace(ROW, spill_bytes=16), "one/prefill.py _prefill_kernel sm_80: spills 16 bytes"),
         (replace(ROW, shared_bytes=45_057), "takes 45,057 bytes of shared memory, the plan says 45,056"),
+        (
+            replace(ROW, shared_bytes=166_913, shared_estimate=170_000),
+            "takes 166,913 bytes of shared memory, the target has 166,912",
+        ),
     ],
 )
 def test_problems_are_exit_code_1(project: Path, monkeypatch: pytest.MonkeyPatch, row: Row, words: str) -> None:

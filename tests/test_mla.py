@@ -10,6 +10,7 @@ import torch
 from kgen.errors import InputError
 from kgen.runtime.mla import LatentWeights, absorb, expand
 from tests.latent_support import make_latent, random
+from tests.verify_support import make_spec
 
 # H, nope, X, R, v, D: all different, so that no two axes can change places.
 H, NOPE, X, R, V, D = 3, 16, 20, 64, 24, 40
@@ -159,6 +160,14 @@ def test_matrices_of_another_layer_are_named(name: str, shape: tuple[int, ...], 
     with pytest.raises(InputError) as caught:
         LatentWeights.from_projections(layer, **matrices)
     assert str(caught.value) == message
+
+
+def test_a_layer_of_another_kind_is_refused() -> None:
+    spec = make_spec()
+    matrices = {name: torch.zeros(8, 8) for name in ("q_proj", "kv_b_proj", "o_proj")}
+    for layer, found in ((spec.attention, "grouped"), (spec, "SpecFile")):
+        with pytest.raises(InputError, match=rf"^layer is {found}; it must be the attention of a latent layer's spec"):
+            LatentWeights.from_projections(layer, **matrices)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from kgen.aot import compile_modules
 from kgen.errors import SpecError
-from kgen.plan.lower import lower
+from kgen.plan.blocks import lanes
+from kgen.plan.lower import DTYPE_BYTES, lower
+from kgen.plan.shared_memory import shared_bytes
+from kgen.plan.targets import TARGET_INFO
 from kgen.render.emit import render
 from kgen.spec.loader import load_text
 from kgen.spec.model import TARGETS
@@ -83,6 +86,14 @@ def latents(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
+def unaligned_bytes(plan, target):
+    """Shared memory of the form for rows that do not start on 16 bytes, which is the same on every target."""
+    tile = plan.unaligned
+    widths = lanes((*plan.qk_blocks, *plan.pe_blocks)), lanes(plan.v_blocks)
+    options = DTYPE_BYTES[plan.dtype], tile.num_stages, tile.num_warps
+    return shared_bytes(target, tile.block_m, tile.block_n, *widths, *options, values_are_keys=plan.values_are_keys)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     facts().map(lambda options: document(**options)) | latents(),
@@ -105,6 +116,8 @@ def test_every_spec_plans_and_renders_or_is_refused_with_the_numbers(data, targe
         names = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
         assert len(names) == len(set(names))
         assert [target for target, _ in plan.launch] == targets
+        for target in targets:
+            assert unaligned_bytes(plan, target) <= TARGET_INFO[target].shared_bytes
 
 
 # One of each template path off the powers of two: dtype, dims, group, mask.

@@ -14,6 +14,7 @@ from kgen.plan.model import Block, KernelPlan, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.spec.model import TARGETS
 from tests.spec_helpers import VALID, changed, load
+from tests.verify_support import load_latent
 
 
 def plan_of(text: str, kernel: str) -> KernelPlan:
@@ -96,6 +97,13 @@ def test_a_single_kv_head_has_the_tile_of_heads_of_each_target():
     assert plan.decode.head_tiles == -(-128 // min(*rows.values(), plan.unaligned.block_m))
 
 
+def test_the_tile_of_unaligned_rows_is_one_that_every_target_holds():
+    for dtype, keys in (("bfloat16", 32), ("float32", 16)):
+        (plan,) = lower(load_latent(heads=16, widths=(512, 64, 128, 128), dtype=dtype))
+        assert (plan.unaligned.block_m, plan.unaligned.block_n) == (16, keys)
+        assert f"unaligned tile 16 x {keys}" in dict(plan.reasons)
+
+
 @pytest.mark.parametrize("num_splits", ["auto", 7])
 def test_num_splits_reaches_the_plan(num_splits):
     plan = plan_of(changed("num_splits: auto", f"num_splits: {num_splits}"), "decode")
@@ -129,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(monkeypatch):
         )
         for line, kernel in ((10, "prefill"), (11, "decode"))
     ]
-    assert all("take gfx942 out of targets" in (d.help or "") for d in caught.value.diagnostics)
+    assert all("leave gfx942 out of targets" in (d.help or "") for d in caught.value.diagnostics)
 
 
 def test_reasons_speak_of_every_choice():

@@ -54,6 +54,8 @@ def _problems(row: Row) -> Iterator[str]:
     place = f"{row.module} {row.kernel} {row.target}"
     if row.spill_limit is not None and row.spill_bytes > row.spill_limit:
         yield f"{place}: spills {row.spill_bytes} bytes of registers, the plan allows {row.spill_limit}"
+    if row.shared_bytes > row.shared_limit:
+        yield f"{place}: takes {row.shared_bytes:,} bytes of shared memory, the target has {row.shared_limit:,}"
     if row.shared_bytes > row.shared_estimate:
         yield f"{place}: takes {row.shared_bytes:,} bytes of shared memory, the plan says {row.shared_estimate:,}"
 

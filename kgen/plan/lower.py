@@ -18,6 +18,8 @@ from kgen.spec.mask import CausalMask, FullMask, SlidingWindowMask, WindowMask
 from kgen.spec.model import DecodeKernel, GroupedAttention, LatentAttention, MergeStatesKernel, PrefillKernel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kgen.plan.model import ModulePlan
     from kgen.spec.loader import LoadedSpec
     from kgen.spec.model import Attention, Kernel
@@ -118,22 +120,16 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
             launch.append((target, (roomy or fitting)[0]))
             continue
         least = min(tile.shared_bytes for tile in tiles)
-        problems.append(
-            Problem(
-                "KG401",
-                ("kernels", name),
-                f"{name} does not fit {target}: the smallest tile takes {least:,} bytes of shared memory, "
-                f"{target} has {limit:,}",
-                f"take {target} out of targets",
-            )
-        )
+        problems.append(_does_not_fit(name, target, least))
     if len(launch) < len(spec.targets):
         return None
     if is_decode and layer.num_kv_heads > 1:
         launch = _same_rows(launch)
 
     least_rows = min(tile.block_m for _, tile in launch)
-    unaligned_tile = unaligned(table, launch[0][0], widths, rows=least_rows)
+    unaligned_tile = _unaligned(table, spec.targets, widths, least_rows, name, problems)
+    if unaligned_tile is None:
+        return None
     largest_tile = max(unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
     prefill = decode = None
     head_tiles = -(-layer.group_size // min(least_rows, unaligned_tile.block_m)) if is_decode else 1
@@ -170,8 +166,46 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         decode=decode,
         launch=tuple(launch),
         unaligned=unaligned_tile,
-        reasons=tuple(_reasons(layer, (qk_blocks, pe_blocks, v_blocks), launch, prefill, decode)),
+        reasons=tuple(
+            _reasons(
+                layer,
+                (qk_blocks, pe_blocks, v_blocks),
+                launch,
+                unaligned_tile,
+                prefill,
+                decode,
+                values_are_keys=values_are_keys,
+            )
+        ),
     )
+
+
+def _does_not_fit(kernel: str, target: str, least: int, rows: str = "") -> Problem:
+    """KG401: the smallest tile is too large for a target."""
+    return Problem(
+        "KG401",
+        ("kernels", kernel),
+        f"{kernel} does not fit {target}: the smallest tile{rows} takes {least:,} bytes of shared memory, "
+        f"{target} has {TARGET_INFO[target].shared_bytes:,}",
+        f"leave {target} out of targets",
+    )
+
+
+def _unaligned(
+    table: str, targets: Sequence[str], widths: Widths, rows: int, kernel: str, problems: list[Problem]
+) -> Tile | None:
+    """The first tile for rows off 16 bytes that every target holds, with the largest estimate of any."""
+    of_targets = [unaligned(table, target, widths, rows=rows) for target in targets]
+    limits = [TARGET_INFO[target].shared_bytes for target in targets]
+    for tiles in zip(*of_targets, strict=True):
+        if all(tile.shared_bytes <= limit for tile, limit in zip(tiles, limits, strict=True)):
+            largest: Tile = max(tiles, key=lambda tile: tile.shared_bytes)
+            return largest
+    for target, tiles in zip(targets, of_targets, strict=True):
+        least = min(tile.shared_bytes for tile in tiles)
+        if least > TARGET_INFO[target].shared_bytes:
+            problems.append(_does_not_fit(kernel, target, least, " for rows that do not start on 16 bytes"))
+    return None
 
 
 def _programs_per_sm(rows: int, values_are_keys: bool) -> int:
@@ -253,10 +287,14 @@ def _reasons(
     layer: GroupedAttention,
     blocks: tuple[tuple[Block, ...], ...],
     launch: list[tuple[str, Tile]],
+    unaligned_tile: Tile,
     prefill: PrefillPlan | None,
     decode: DecodePlan | None,
+    *,
+    values_are_keys: bool,
 ) -> list[tuple[str, str]]:
-    names = ("head_dim_qk", "head_dim_pe", "head_dim_v")
+    absorbed = ("kv_lora_rank", "qk_rope_head_dim", "kv_lora_rank, as value")
+    names = absorbed if values_are_keys else ("head_dim_qk", "head_dim_pe", "head_dim_v")
     dims = (layer.head_dim_qk, layer.head_dim_pe, layer.head_dim_v)
     reasons = [
         (f"{name} {dim}", _blocks_in_words(dim, of_dim))
@@ -269,21 +307,31 @@ def _reasons(
             "the first of the tuned table that the target holds; measured on an H200 (sm_90), elsewhere chosen by "
             "compiled registers and shared memory",
         ),
-        ("unaligned tile", "for tensors whose rows do not start on 16 bytes: loads of single elements, few registers"),
+        (
+            f"unaligned tile {unaligned_tile.block_m} x {unaligned_tile.block_n}",
+            "on every target, for tensors whose rows do not start on 16 bytes: loads of single elements, few registers",
+        ),
         (f"mask {layer.mask.kind}", "tiles outside the mask are skipped, full tiles carry no mask"),
     ]
     cache = prefill or decode
     if cache is not None and cache.page_size is not None:
         reasons.append((f"page_size {cache.page_size}", _PAGES_IN_WORDS[cache.address]))
     if decode is not None:
-        block_h, head_tiles = launch[0][1].block_m, decode.head_tiles
-        reasons.append(
-            (
-                f"BLOCK_H {block_h}",
-                f"a group of {layer.group_size} query heads in {head_tiles} tile{'s' if head_tiles > 1 else ''}; "
-                f"each K/V tile is loaded {'once' if head_tiles == 1 else f'{head_tiles} times'} a group",
+        for block_h in sorted({tile.block_m for _, tile in launch}):
+            head_tiles = -(-layer.group_size // block_h)
+            loads = "once" if head_tiles == 1 else f"{head_tiles} times"
+            what = "tile of latents" if values_are_keys else "K/V tile"
+            reasons.append(
+                (
+                    f"BLOCK_H {block_h}",
+                    f"a group of {layer.group_size} query heads in {head_tiles} tile{'s' if head_tiles > 1 else ''}; "
+                    f"each {what} is loaded {loads} a group",
+                )
             )
-        )
+        if values_are_keys:
+            reasons.append(
+                ("form absorbed", "the latent of a token is key and value of all heads, loaded once for both")
+            )
         reasons.append(
             ("num_splits auto", "the tiles of the batch are dealt out equally, from seq_lens on the device")
             if decode.num_splits is None

@@ -44,13 +44,15 @@ def shared_bytes(
     v = 0 if values_are_keys else tile_of_values
     q = block_m * lanes_qk * dtype_bytes
     p = block_m * block_n * dtype_bytes
-    # Without a pipeline K and V follow each other through the same bytes; a latent is there as both, in two layouts.
-    alone = k + tile_of_values if values_are_keys else max(k, v)
-    pipeline = (num_stages - 1) * (k + v) if num_stages > 1 else alone
+    # Without a pipeline K and V follow each other through the same bytes.
+    pipeline = (num_stages - 1) * (k + v) if num_stages > 1 else max(k, v)
     reductions = 8 * block_m * num_warps
     if target.startswith("gfx"):
         return max(q, k, v, p, reductions if num_stages == 1 else pipeline + p + reductions)
     warp = pipeline + q + p + reductions
+    if values_are_keys and num_stages == 1:
+        # A latent is there as key and as value, in two layouts, once Q has passed.
+        warp = max(warp, k + tile_of_values + p + reductions)
     if target in _WARPGROUP_TARGETS and block_m >= _WARPGROUP_ROWS and dtype_bytes <= 2:
         # The accumulator may pass through shared memory once more, as float32, on its way out.
         accumulator = 4 * block_m * lanes_v

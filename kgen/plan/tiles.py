@@ -87,9 +87,10 @@ def candidates(
     raise LookupError(f"no row of {_TABLE.name} covers {table}, {lanes} lanes, {rows} rows, {bits} bits")
 
 
-def unaligned(table: str, target: str, widths: Widths, *, rows: int) -> Tile:
-    """The tile for tensors whose rows do not start on 16 bytes, the same on every target.
+def unaligned(table: str, target: str, widths: Widths, *, rows: int) -> tuple[Tile, ...]:
+    """Tiles for tensors whose rows do not start on 16 bytes in order of preference, fitting or not.
 
+    The list is the same for every target, but for the estimates of shared memory.
     Loads of single elements need an address each, so the tile is small. It also
     stays below what ``wgmma`` takes (64 rows by 4 warps): with that many addresses
     the ptxas that comes with Triton 3.6 gets the shared-memory address of a second
@@ -99,8 +100,12 @@ def unaligned(table: str, target: str, widths: Widths, *, rows: int) -> Tile:
     """
     lanes = max(widths.qk, widths.v)
     row = next(row for row in _table()["unaligned"] if lanes <= row["max_lanes"] and row.get("table", table) == table)
-    block_m, block_n, num_warps, num_stages = row["tile"]
-    if table != "prefill":
-        block_m = min(rows, block_m) if table == "absorbed" else rows
-        num_warps = num_warps if block_m < 64 else 2
-    return _tile(target, widths, block_m, block_n, num_warps, num_stages)
+    tiles = []
+    for block_m, block_n, num_warps, num_stages in row["tiles"]:
+        if table == "decode":
+            block_m = rows
+        elif table == "absorbed":
+            block_m = min(rows, block_m)
+        warps = 2 if table != "prefill" and block_m >= 64 else num_warps
+        tiles.append(_tile(target, widths, block_m, block_n, warps, num_stages))
+    return tuple(tiles)

@@ -19,7 +19,9 @@ def heads_in_words(plan: KernelPlan) -> str:
     """Which query heads share which KV heads."""
     q, kv = plan.num_qo_heads, plan.num_kv_heads
     if plan.values_are_keys:
-        return f"{q} query heads share one latent a token"
+        return "one query head reads one latent a token" if q == 1 else f"{q} query heads share one latent a token"
+    if q == kv == 1:
+        return "one head, with keys and values of its own"
     if q == kv:
         return f"{q} heads, each with keys and values of its own (MHA)"
     if kv == 1:
@@ -217,7 +219,9 @@ def laws(plan: KernelPlan) -> list[str]:
                 "the device: repeats are bitwise equal, but the cuts, and so the rounding, depend on the batch and on "
                 "the number of multiprocessors."
             )
-        found.append("The launch depends on shapes and max_seq_len only, so that a CUDA graph serves any seq_lens.")
+        known = "shapes and max_seq_len" if plan.decode.num_splits is None else "shapes and num_splits"
+        found.append(f"The launch depends on {known} only, so that a CUDA graph serves any seq_lens.")
+    found.append("out, where it is given, shares no memory with an input.")
     return found
 
 

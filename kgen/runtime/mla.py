@@ -86,8 +86,14 @@ class LatentWeights:
         H is ``num_qo_heads`` of the layer: where a process holds some of the heads, a
         layer of so many.
 
-        Raises ``InputError`` where a matrix has another shape, and as the class does.
+        Raises ``InputError`` where ``layer`` is no latent layer or a matrix has another shape, and as the class does.
         """
+        if getattr(layer, "kind", None) != "latent":
+            found = getattr(layer, "kind", type(layer).__name__)
+            raise InputError(
+                f"layer is {found}; it must be the attention of a latent layer's spec: "
+                "kgen.spec.loader.load_file(path).spec.attention"
+            )
         heads, nope, v_dim = layer.num_qo_heads, layer.qk_nope_head_dim, layer.v_head_dim
         q_rows, kv_rows = nope + layer.qk_rope_head_dim, nope + v_dim
         for name, matrix in (("kv_b_proj", kv_b_proj), ("q_proj", q_proj), ("o_proj", o_proj)):
