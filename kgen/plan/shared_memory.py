@@ -51,8 +51,9 @@ def shared_bytes(
         return max(q, k, v, p, reductions if num_stages == 1 else pipeline + p + reductions)
     warp = pipeline + q + p + reductions
     if values_are_keys and num_stages == 1:
-        # A latent is there as key and as value, in two layouts, once Q has passed.
-        warp = max(warp, k + tile_of_values + p + reductions)
+        # Operands of mma.sync: a latent is there as key and as value, in two layouts, and Q beside them.
+        both = 2 * tile_of_values if dtype_bytes <= 2 else k
+        warp = max(warp, both + q + p + reductions)
     if target in _WARPGROUP_TARGETS and block_m >= _WARPGROUP_ROWS and dtype_bytes <= 2:
         # The accumulator may pass through shared memory once more, as float32, on its way out.
         accumulator = 4 * block_m * lanes_v
