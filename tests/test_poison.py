@@ -114,6 +114,16 @@ def test_mixed_poison_holds_all_three_by_row():
     assert set(indices.tolist()) == {2**31 - 1}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1000,), (1, 1000, 3), (2, 5, 300)])
+def test_nan_has_the_same_bits_in_every_shape(dtype, shape):
+    one, many = torch.empty(1, dtype=dtype), torch.empty(shape, dtype=dtype)
+    NAN.fill(one)
+    NAN.fill(many)
+    assert many.isnan().all()
+    assert same_bits(many, one.expand(shape).contiguous())
+
+
 def test_rows_past_the_lengths_are_poison():
     lengths = torch.tensor([3, 0], dtype=torch.int32)
     view = Arena(NAN, None).input("k", values(), "bhnd", DENSE, lengths)

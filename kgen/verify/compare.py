@@ -7,11 +7,12 @@ may differ by:
 
 * one rounding of the output and one of P, ``2 u max|out|``, for outputs of so
   few elements that PyTorch's own error is small by luck;
-* the rounding of float32 scores, ``r * 2**-23 * S``, where ``S`` bounds the
-  scores by ``|q| |k| sm_scale``: it moves a weight by that factor, and only
-  counts where logits are enormous. ``r`` is 4; for IEEE float32, whose products a
-  GPU adds up one by one, it is a quarter of the width where that is more: the
-  partial sums of equal terms are half of the sum on average, and round alike;
+* the rounding of float32 scores, ``r * S``, where ``S`` bounds the scores by
+  ``|q| |k| sm_scale``: it moves a weight by that factor, and only counts where
+  logits are enormous. ``r`` is ``4 * 2**-23``, or where that is more half of a
+  row's additions times the error of one, since the partial sums of equal terms
+  are half of the sum on average: tensor cores add 16 products at a time and cut
+  off (``2**-23``), IEEE float32 is added one by one and rounded (``2**-24``);
 * numbers below the smallest normal one may be flushed to 0.
 """
 
@@ -78,9 +79,9 @@ def expect(
     assert isinstance(spec.attention, GroupedAttention)  # evaluate refuses the others
     plain, plain_lse = eager(spec, q, k, v, q_pe=q_pe, k_pe=k_pe, seq_lens=seq_lens, qo_lens=qo_lens)
     scores = _largest_row(q, q_pe) * _largest_row(k, k_pe) * spec.attention.sm_scale
-    if spec.dtype == "float32" and not spec.allow_tf32:
-        width = q.shape[-1] + (0 if q_pe is None else q_pe.shape[-1])
-        scores *= max(1.0, width / 16)
+    width = q.shape[-1] + (0 if q_pe is None else q_pe.shape[-1])
+    is_ieee = spec.dtype == "float32" and not spec.allow_tf32
+    scores *= max(1.0, width / (16 if is_ieee else 128))
     return limits((out, lse), (plain, plain_lse), unit=unit_roundoff(spec), jitter=4 * EPS32 * scores, lse_size=scores)
 
 

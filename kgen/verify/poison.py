@@ -35,7 +35,7 @@ class Poison:
     def fill(self, tensor: torch.Tensor) -> None:
         """Fill a tensor of any dtype; numbers a dtype cannot hold become its extreme."""
         rows = tensor.shape[-2] if tensor.dim() >= 2 else -(-tensor.numel() // 61)
-        numbers = torch.tensor(self.numbers, dtype=torch.float64)[torch.arange(rows) % len(self.numbers)]
+        numbers = torch.tensor(self.numbers, dtype=torch.float64)
         if not tensor.is_floating_point():
             most = 1 if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
             numbers = numbers.nan_to_num(most, most).clamp(0, most).to(tensor.dtype)
@@ -43,9 +43,10 @@ class Poison:
             finite = numbers.isfinite()
             limit = torch.finfo(tensor.dtype).max
             numbers = torch.where(finite, numbers.clamp(-limit, limit), numbers).to(tensor.dtype)
-        # As integers: a copy of floats may give a NaN other bits, by the shape that is copied.
+        # Repeated and copied as integers: PyTorch gives a NaN other bits where it converts or copies many floats at once.
         integers = _INTEGERS[tensor.dtype.itemsize]
-        numbers, tensor = numbers.to(tensor.device).view(integers), tensor.view(integers)
+        numbers = numbers.view(integers)[torch.arange(rows) % len(self.numbers)].to(tensor.device)
+        tensor = tensor.view(integers)
         if tensor.dim() >= 2:
             tensor.copy_(numbers[:, None].expand(tensor.shape))
         else:
