@@ -169,6 +169,17 @@ def test_merges_load_16_bytes_at_a_time_and_parts_ahead(compiled: Compiled) -> N
             assert count("LDGSTS.128"), f"{where} does not load parts ahead"
 
 
+def test_merges_of_splits_wait_for_the_parts_where_they_are_launched_early(compiled: Compiled) -> None:
+    """Programmatic dependent launch: PREEXIT lets the merge in, ACQBULK is its wait for the results."""
+    merges, parts = ("_merge_balanced_kernel", "_merge_splits_kernel"), ("_balanced_kernel", "_split_kernel")
+    seen = [kernel for kernel in compiled.report.kernels if kernel.kernel in merges + parts]
+    assert {kernel.kernel for kernel in seen} == {*merges, *parts}
+    for kernel in seen:
+        count, is_early = kernel.resources.count, TARGET_INFO[kernel.target].has_pdl and kernel.launch.is_aligned
+        assert (count("ACQBULK") == 1) == (is_early and kernel.kernel in merges), named(kernel)
+        assert (count("PREEXIT") >= 1) == (is_early and kernel.kernel in parts), named(kernel)
+
+
 def test_one_compile_serves_every_batch_and_length() -> None:
     """A kernel has one compile for aligned rows and one for others, whatever the sizes."""
     sizes = [Sizes(1, 1, 1), Sizes(2, 16, 16), Sizes(3, 1019, 4099), Sizes(64, 512, 8192)]

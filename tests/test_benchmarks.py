@@ -15,33 +15,23 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks/results/h200.json"
 
 
-# The README's record of all kinds of layers, and that of latent layers.
-LEAST_ROWS = {RESULTS: 20, RESULTS.with_stem("h200_latent"): 9}
-
-
-@pytest.fixture(scope="module", params=LEAST_ROWS, ids=lambda path: path.stem)
-def path(request: pytest.FixtureRequest) -> Path:
-    chosen: Path = request.param
-    return chosen
-
-
 @pytest.fixture(scope="module")
-def committed(path: Path) -> Record:
-    return record.read(path)
+def committed() -> Record:
+    return record.read(RESULTS)
 
 
-def test_the_readme_shows_the_committed_record() -> None:
+def test_the_readme_shows_the_committed_record(committed: Record) -> None:
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     shown = readme.partition("<!-- speed:start -->\n")[2].partition("\n<!-- speed:end -->")[0]
-    assert shown == report.markdown(record.read(RESULTS)), "put benchmarks/results/h200.md between the README's marks"
+    assert shown == report.markdown(committed), "put benchmarks/results/h200.md between the README's marks"
 
 
-def test_the_file_beside_it_shows_the_record(path: Path, committed: Record) -> None:
-    assert path.with_suffix(".md").read_text(encoding="utf-8") == report.markdown(committed) + "\n"
+def test_the_file_beside_it_shows_the_record(committed: Record) -> None:
+    assert RESULTS.with_suffix(".md").read_text(encoding="utf-8") == report.markdown(committed) + "\n"
 
 
-def test_the_record_is_of_the_workloads_and_specs_that_are_there(path: Path, committed: Record) -> None:
-    assert len(committed.rows) >= LEAST_ROWS[path]
+def test_the_record_is_of_the_workloads_and_specs_that_are_there(committed: Record) -> None:
+    assert len(committed.rows) >= 30
     for row in committed.rows:
         (one,) = workloads.find([row.id])
         (loaded,) = load_specs([shipped(one.spec)], ungenerated="allowed")
@@ -52,7 +42,9 @@ def test_the_record_is_of_the_workloads_and_specs_that_are_there(path: Path, com
         assert row.work == workloads.cost(spec, one)
 
 
-def test_every_kernel_of_ours_with_a_time_was_right(committed: Record) -> None:
-    timed = [row.cells[KGEN] for row in committed.rows if row.cells[KGEN].times]
-    assert len(timed) == len(committed.rows)
-    assert all(cell.status == "measured" and cell.error is not None and 0 < cell.error < 2e-2 for cell in timed)
+def test_every_kernel_of_ours_was_right_or_is_not_yet_generated(committed: Record) -> None:
+    cells = {row.id: row.cells[KGEN] for row in committed.rows}
+    assert {name for name, cell in cells.items() if cell.status != "measured"} == {"j1", "j2"}
+    for cell in cells.values():
+        assert bool(cell.times) == (cell.status == "measured")
+        assert cell.status == "not generated" or (cell.error is not None and 0 < cell.error < 2e-2)

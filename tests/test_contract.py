@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
+import yaml
 
 from kgen.spec import views
-from kgen.spec.loader import load_specs
+from kgen.spec.loader import load_specs, load_text
 from kgen.verify import interpreter
 from kgen.verify.interpreter import interpreting
 from kgen.verify.modules import load_package
-from tests.verify_support import generate, load_latent, load_spec
+from tests.verify_support import document, generate, load_latent, load_spec
 
 pytestmark = pytest.mark.triton
 
@@ -365,6 +366,20 @@ def test_pages_give_the_bits_of_a_dense_cache(tmp_path):
                 call(paged, **pages, num_splits=splits, return_lse=True),
             )
             assert all(map(torch.equal, got, want)), (name, splits)
+
+
+def test_merges_are_launched_early_from_hopper_on(tmp_path):
+    layer = document(heads=4, kv_heads=2, kernels={"decode": {}})
+    hopper, ampere = (
+        load_text(yaml.safe_dump(layer | {"targets": [target]}), "specs/example.yaml") for target in ("sm_90", "sm_80")
+    )
+    early, late = generate(hopper, tmp_path / "early")["decode"], generate(ampere, tmp_path / "late")["decode"]
+    assert early._merge_options(early._LAUNCH["sm_90"])["launch_pdl"] is True
+    # The interpreter does not know of it, whichever target it stands for.
+    assert early._merge_options(early._launch_options(torch.device("cpu"))) == {"USE_PDL": False, "num_warps": 1}
+    assert "PDL" not in (tmp_path / "late/example/decode.py").read_text(encoding="utf-8")
+    case = case_of(early, hopper.spec, "decode", 2, 1, 100)
+    assert torch.equal(call(case), call(SimpleNamespace(module=late, args=case.args, tensors=case.tensors)))
 
 
 def test_splits_agree_with_no_splits(tmp_path):

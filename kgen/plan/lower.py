@@ -28,7 +28,7 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 SECTION_BYTES = 32 << 20  # keys and values of the heads in flight; L2 is 40 MB on A100, 50 to 60 MB on Hopper
 PROGRAMS_PER_SM = 2
 MAX_DECODE_ROWS = 128
-BATCH_CHUNK = 128
+BATCH_CHUNK = 32  # lengths read at a time, one a lane: each warp counts for itself, and none waits for another
 # Where the lengths of a prefill's requests stand, and what follows for the launch.
 LENGTHS = {
     "shapes": "every request has all M queries and N keys",
@@ -134,8 +134,9 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     prefill = decode = None
     head_tiles = -(-layer.group_size // min(least_rows, unaligned_tile.block_m)) if is_decode else 1
     if isinstance(kernel, DecodeKernel):
-        tile_lengths = (unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
-        decode = _decode_plan(kernel, layer, window, tile_lengths, rows, head_tiles, values_are_keys=values_are_keys)
+        decode = _decode_plan(
+            kernel, layer, window, launch, unaligned_tile, rows, head_tiles, values_are_keys=values_are_keys
+        )
     elif isinstance(kernel, PrefillKernel):
         prefill = _prefill_plan(spec.attention, kernel, window, largest_tile)
     return KernelPlan(
@@ -247,13 +248,15 @@ def _decode_plan(
     kernel: DecodeKernel,
     layer: GroupedAttention,
     window: Window,
-    tile_lengths: tuple[int, ...],
+    launch: list[tuple[str, Tile]],
+    unaligned_tile: Tile,
     rows: int,
     head_tiles: int,
     *,
     values_are_keys: bool,
 ) -> DecodePlan:
     page_size = kernel.kv.page_size if isinstance(kernel.kv, PagedCache) else None
+    tile_lengths = (unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
     address = _address(kernel, window, max(tile_lengths))
     is_whole = page_size is not None and window.left is None and all(n % page_size == 0 for n in tile_lengths)
     return DecodePlan(
@@ -268,6 +271,7 @@ def _decode_plan(
         batch_chunk=BATCH_CHUNK,
         merge_chunk=min(32, MERGE_ELEMENTS // next_power_of_2(layer.head_dim_v)),
         merge_warps=1,
+        pdl_targets=tuple(target for target, _ in launch if TARGET_INFO[target].has_pdl),
     )
 
 

@@ -85,6 +85,7 @@ class DecodePlan:
     batch_chunk: int  # requests whose lengths are read at a time to find a program's share
     merge_chunk: int  # parts merged at a time
     merge_warps: int
+    pdl_targets: tuple[str, ...]  # where the merge is launched before the parts have ended, and waits for them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,7 @@ def decode_context(plan: KernelPlan) -> dict[str, object]:
             "batch_chunk": decode.batch_chunk,
             "merge_chunk": decode.merge_chunk,
             "merge_warps": decode.merge_warps,
+            "merge_options": "**_merge_options(options)" if decode.pdl_targets else f"num_warps={decode.merge_warps}",
             "merge_width": next_power_of_2(plan.head_dim_v),
         }
     )

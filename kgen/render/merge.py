@@ -104,6 +104,7 @@ def merge_context(plan: MergePlan) -> dict[str, object]:
             (target, f'{{"BLOCK_R": {tile.block_r}, "num_warps": {tile.num_warps}}}') for target, tile in plan.launch
         ],
         "num_stages": plan.launch[0][1].num_stages,
+        "has_pdl": False,
         "out_axes": [(axis, _INDEX[axis]) for axis in out_axes],
         "lse_axes": [(axis, _INDEX[axis]) for axis in lse_axes],
         "out_shape": f"{_shape(layout.out, heads)}, {width}",

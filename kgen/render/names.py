@@ -172,10 +172,12 @@ def _dot_options(plan: KernelPlan) -> str:
     return ', input_precision="tf32"' if plan.allow_tf32 else ', input_precision="ieee"'
 
 
-def _options(plan: KernelPlan, tile: Tile) -> str:
+def _options(plan: KernelPlan, tile: Tile, target: str | None = None) -> str:
     rows = "BLOCK_M" if plan.template == "prefill" else "BLOCK_H"
     pairs = [(rows, tile.block_m), ("BLOCK_N", tile.block_n)]
     pairs += [("num_warps", tile.num_warps), ("num_stages", tile.num_stages)]
+    if plan.decode is not None and plan.decode.pdl_targets:
+        pairs.append(("USE_PDL", target in plan.decode.pdl_targets))
     return "{" + ", ".join(f'"{name}": {value}' for name, value in pairs) + "}"
 
 
@@ -209,6 +211,7 @@ def common(plan: KernelPlan, address: str) -> dict[str, object]:
         "columns_used": scored if same else scored + v,
         "window": plan.window,
         "stride_unit": plan.stride_unit,
+        "has_pdl": plan.decode is not None and bool(plan.decode.pdl_targets),
         "unaligned": _options(plan, plan.unaligned),
-        "launch": [(target, _options(plan, tile)) for target, tile in plan.launch],
+        "launch": [(target, _options(plan, tile, target)) for target, tile in plan.launch],
     }

@@ -12,7 +12,8 @@ may differ by:
   logits are enormous. ``r`` is ``4 * 2**-23``, or where that is more half of a
   row's additions times the error of one, since the partial sums of equal terms
   are half of the sum on average: tensor cores add 16 products at a time and cut
-  off (``2**-23``), IEEE float32 is added one by one and rounded (``2**-24``);
+  off both the products and the sum (``2 * 2**-23``), IEEE float32 is added one by
+  one and rounded (``2**-24``);
 * numbers below the smallest normal one may be flushed to 0.
 """
 
@@ -81,7 +82,7 @@ def expect(
     scores = _largest_row(q, q_pe) * _largest_row(k, k_pe) * spec.attention.sm_scale
     width = q.shape[-1] + (0 if q_pe is None else q_pe.shape[-1])
     is_ieee = spec.dtype == "float32" and not spec.allow_tf32
-    scores *= max(1.0, width / (16 if is_ieee else 128))
+    scores *= max(1.0, width / (16 if is_ieee else 64))
     return limits((out, lse), (plain, plain_lse), unit=unit_roundoff(spec), jitter=4 * EPS32 * scores, lse_size=scores)
 
 

@@ -43,7 +43,7 @@ class Poison:
             finite = numbers.isfinite()
             limit = torch.finfo(tensor.dtype).max
             numbers = torch.where(finite, numbers.clamp(-limit, limit), numbers).to(tensor.dtype)
-        # Repeated and copied as integers: PyTorch gives a NaN other bits where it converts or copies many floats at once.
+        # Repeated and copied as integers: a NaN gets other bits where PyTorch converts or copies many floats at once.
         integers = _INTEGERS[tensor.dtype.itemsize]
         numbers = numbers.view(integers)[torch.arange(rows) % len(self.numbers)].to(tensor.device)
         tensor = tensor.view(integers)
