@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from kgen.aot import CompiledKernel, compile_modules
 from kgen.errors import InputError
 from kgen.plan.lower import lower
+from kgen.plan.model import KernelPlan
 from kgen.plan.targets import TARGET_INFO
-from kgen.render.emit import render
+from kgen.render.emit import render, render_hopper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +100,8 @@ def inspect(specs: Sequence[LoadedSpec], targets: Sequence[str] = (), *, cache_d
             path = Path(folder) / plan.spec_name / f"{plan.kernel}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(render(plan), encoding="utf-8")
+            if isinstance(plan, KernelPlan) and plan.hopper is not None:
+                path.with_stem(f"{plan.kernel}_sm90").write_text(render_hopper(plan), encoding="utf-8")
             by_path[str(path)] = plan
             requests.extend((path, target) for target, _ in plan.launch if not targets or target in targets)
         report = compile_modules(requests, cache_dir=cache_dir)
@@ -114,7 +117,7 @@ def inspect(specs: Sequence[LoadedSpec], targets: Sequence[str] = (), *, cache_d
 def _row(plan: ModulePlan, kernel: CompiledKernel) -> Row:
     launch, resources = kernel.launch, kernel.resources
     constants = [f"{name}={value}" for name, value in launch.constants]
-    tile = plan.tile(launch.target, is_aligned=launch.is_aligned)
+    tile = plan.tile(launch.target, is_aligned=launch.is_aligned, form=launch.form)
     counts = ((name, resources.count(*prefixes)) for name, prefixes in INSTRUCTIONS)
     return Row(
         module=_name(plan),

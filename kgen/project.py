@@ -42,10 +42,14 @@ def _package(loaded: LoadedSpec) -> dict[str, str]:
     """The package of one spec: a module a kernel, and the ``__init__.py`` that exports them."""
     # Imported here: a build that finds everything in the cache needs neither the planner nor Jinja.
     from kgen.plan.lower import lower
-    from kgen.render.emit import package_init, render
+    from kgen.plan.model import KernelPlan
+    from kgen.render.emit import package_init, render, render_hopper
 
     plans = lower(loaded)
     files = {f"{loaded.spec.name}/{plan.kernel}.py": render(plan) for plan in plans}
+    for plan in plans:
+        if isinstance(plan, KernelPlan) and plan.hopper is not None:
+            files[f"{loaded.spec.name}/{plan.kernel}_sm90.py"] = render_hopper(plan)
     files[f"{loaded.spec.name}/__init__.py"] = package_init(
         spec_path=plans[0].spec_path,
         spec_name=loaded.spec.name,

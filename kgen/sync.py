@@ -239,7 +239,12 @@ def _extras(wanted: Collection[str], out: Path, owner: str | None) -> Iterable[D
 
 def _in_flight(entry: os.DirEntry[str]) -> bool:
     """A file that another build is writing now; an old one was left by a process that died."""
-    return entry.name.startswith(_TEMPORARY) and time.time() - entry.stat(follow_symlinks=False).st_mtime < 3600
+    if not entry.name.startswith(_TEMPORARY):
+        return False
+    try:
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime < 3600
+    except FileNotFoundError:  # it got its name between the listing and now
+        return True
 
 
 def _marked(entry: os.DirEntry[str]) -> str | None:

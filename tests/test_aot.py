@@ -20,12 +20,13 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 from kgen.aot import CompiledKernel, Report, compile_modules, record_launches
 from kgen.aot.calls import Sizes
 from kgen.plan.lower import lower
+from kgen.plan.model import KernelPlan
 from kgen.plan.targets import TARGET_INFO
 from kgen.spec.loader import load_specs
 from tests.aot_support import MATRIX_PRODUCTS, NARROW_LOADS, WIDE_LOADS, assert_vectorised
 
 if TYPE_CHECKING:
-    from kgen.plan.model import ModulePlan, RowTile, Tile
+    from kgen.plan.model import HopperPlan, ModulePlan, RowTile, Tile
 
 pytestmark = pytest.mark.triton
 
@@ -74,10 +75,10 @@ class Compiled:
     modules: list[Module]
     report: Report
 
-    def tile(self, kernel: CompiledKernel) -> Tile | RowTile:
+    def tile(self, kernel: CompiledKernel) -> Tile | RowTile | HopperPlan:
         """What the kernel was planned with."""
         plan = next(module.plan for module in self.modules if str(module.path) == kernel.launch.module)
-        return plan.tile(kernel.target, is_aligned=kernel.launch.is_aligned)
+        return plan.tile(kernel.target, is_aligned=kernel.launch.is_aligned, form=kernel.launch.form)
 
 
 @pytest.fixture(scope="session")
@@ -180,10 +181,34 @@ def test_merges_of_splits_wait_for_the_parts_where_they_are_launched_early(compi
         assert (count("PREEXIT") >= 1) == (is_early and kernel.kernel in parts), named(kernel)
 
 
+def test_the_form_for_hopper_overlaps_and_has_no_note_of_the_assembler(compiled: Compiled) -> None:
+    """Between the wait for scores and that for P . V stand all exponentials of a tile: the softmax runs meanwhile."""
+    hopper = [kernel for kernel in compiled.report.kernels if kernel.launch.form == "sm_90"]
+    planned = [module for module in compiled.modules if isinstance(module.plan, KernelPlan) and module.plan.hopper]
+    assert {kernel.launch.module for kernel in hopper} == {str(module.path) for module in planned}
+    for kernel in hopper:
+        plan = next(module.plan for module in planned if str(module.path) == kernel.launch.module)
+        assert isinstance(plan, KernelPlan)
+        assert plan.hopper is not None
+        assert not kernel.resources.warnings, named(kernel)
+        assert kernel.resources.count("UTMALDG"), named(kernel)
+        assert kernel.resources.count("UTMASTG"), named(kernel)
+        order, wait = kernel.resources.order, ("WARPGROUP.DEPBAR", 1)
+        # wgmma takes 16 at a time of what is summed: Q . K^T of a tile, and P . V of the one before.
+        step = ("HGMMA", plan.head_dim_qk // 16 + plan.hopper.keys // 16)
+        exponentials = plan.hopper.keys // 2  # of a thread, of which 128 own 64 rows; and one or two of alpha
+        after = [order[index + 1 : index + 4] for index, run in enumerate(order) if run == step]
+        loops = 1 + sum(edge is not None for edge in (plan.window.left, plan.window.right))
+        assert len(after) == plan.hopper.groups * loops, named(kernel)
+        for first, (kind, number), second in after:
+            assert (first, second, kind) == (wait, wait, "MUFU.EX2"), named(kernel)
+            assert exponentials <= number <= exponentials + 4, named(kernel)
+
+
 def test_one_compile_serves_every_batch_and_length() -> None:
     """A kernel has one compile for aligned rows and one for others, whatever the sizes."""
     sizes = [Sizes(1, 1, 1), Sizes(2, 16, 16), Sizes(3, 1019, 4099), Sizes(64, 512, 8192)]
     sampled = [module.path for module in MODULES if module.name in SAMPLE]
     for launches in record_launches([(path, "sm_90") for path in sampled], sizes=sizes):
-        variants = [(launch.kernel, dict(launch.constants)["STRIDE_UNIT"]) for launch in launches]
+        variants = [(launch.kernel, launch.is_aligned) for launch in launches]
         assert len(variants) == len(set(variants)), launches[0].module

@@ -73,7 +73,7 @@ def assert_compiled(loaded: LoadedSpec, folder: Path) -> None:
         where = f"{Path(kernel.launch.module).stem} for {kernel.target}"
         if kernel.resources.count("HMMA", "HGMMA", "v_mfma"):
             assert_vectorised(kernel)
-        tile = plans[kernel.launch.module].tile(kernel.target, is_aligned=True)
+        tile = plans[kernel.launch.module].tile(kernel.target, is_aligned=True, form=kernel.launch.form)
         assert kernel.resources.spill_bytes <= tile.spill_bytes, where
         assert kernel.resources.shared_bytes <= tile.shared_bytes, where
 

@@ -43,17 +43,19 @@ def test_build_tells_what_it_wrote(project: Path) -> None:
         "wrote generated/one/__init__.py",
         "wrote generated/one/decode.py",
         "wrote generated/one/prefill.py",
+        "wrote generated/one/prefill_sm90.py",
         "wrote generated/two/__init__.py",
         "wrote generated/two/decode.py",
         "wrote generated/two/prefill.py",
-        "2 specs, 6 files: 6 written, 0 unchanged, 0 removed",
+        "wrote generated/two/prefill_sm90.py",
+        "2 specs, 8 files: 8 written, 0 unchanged, 0 removed",
     ]
     assert found.stderr == ""
-    assert kgen("build").stdout == "2 specs, 6 files: 0 written, 6 unchanged, 0 removed\n"
+    assert kgen("build").stdout == "2 specs, 8 files: 0 written, 8 unchanged, 0 removed\n"
     (project / "specs/two.yml").unlink()
     lines = kgen("build").stdout.splitlines()
     assert lines[0] == "removed generated/two/__init__.py"
-    assert lines[-1] == "1 spec, 3 files: 0 written, 3 unchanged, 3 removed"
+    assert lines[-1] == "1 spec, 4 files: 0 written, 4 unchanged, 4 removed"
     assert not (project / "generated/two").exists()
 
 
@@ -153,12 +155,12 @@ def edit(project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "kind", "files"),
-    [(change, "changed", 3), (lose, "missing", 1), (orphan, "orphaned", 3), (edit, "hand-edited", 1)],
+    [(change, "changed", 4), (lose, "missing", 1), (orphan, "orphaned", 4), (edit, "hand-edited", 1)],
 )
 def test_check_and_diff(project: Path, make: Callable[[Path], None], kind: str, files: int) -> None:
     kgen("build")
     clean = kgen("check", "specs/")
-    assert (clean.exit_code, clean.stdout) == (0, "clean: 6 files of 2 specs as generated\n")
+    assert (clean.exit_code, clean.stdout) == (0, "clean: 8 files of 2 specs as generated\n")
     assert (kgen("diff").exit_code, kgen("diff").stdout) == (0, "")
     make(project)
 

@@ -128,14 +128,19 @@ def test_imports_only_torch_triton_and_itself():
 
 def test_names_and_spec(kernel):
     module = kernel.module
-    assert set(module.__all__) == {"SPEC", "attention"}
+    functions = (
+        {"attention", "form"}
+        if Path(module.__file__).with_stem(f"{Path(module.__file__).stem}_sm90").exists()
+        else {"attention"}
+    )
+    assert set(module.__all__) == {"SPEC", *functions}
     want = kernel.spec.model_dump(mode="json")
     assert module.SPEC["attention"] == want["attention"]
     assert {name: module.SPEC[name] for name in ("name", "dtype", "targets")} == {
         name: want[name] for name in ("name", "dtype", "targets")
     }
     public = {name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")}
-    assert public == {"attention"}
+    assert public == functions
     parameters = inspect.signature(module.attention).parameters
     positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     keywords = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -143,6 +148,7 @@ def test_names_and_spec(kernel):
     decode = {"seq_lens": inspect.Parameter.empty, "num_splits": None, "max_seq_len": None}
     paged = {"block_table": inspect.Parameter.empty} if kernel.page_size else {}
     assert keywords == {"out": None, "return_lse": False, **paged, **(decode if kernel.decode else {})}
+    assert all(inspect.signature(getattr(module, name)).parameters == parameters for name in functions)
 
 
 def test_docstring_says_the_problem(kernel):

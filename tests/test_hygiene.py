@@ -140,7 +140,7 @@ for name in sys.argv[1:]:
     package = importlib.import_module(f"generated.{name}")
     for kernel in package.__all__:
         module = getattr(package, kernel)
-        (function,) = set(module.__all__) - {"SPEC"}
+        (function,) = set(module.__all__) - {"SPEC", "form"}
         assert callable(getattr(module, function)), name
         assert module.SPEC["name"] == name
 print("imported", len(sys.argv) - 1)
@@ -413,7 +413,8 @@ def test_fifty_specs_from_scratch_and_again(tmp_path: Path) -> None:
         (tmp_path / f"specs/s{number}.yaml").write_text(text)
     build = ["-m", "kgen", "build", "specs/"]
     assert seconds_of(build, tmp_path, tmp_path / "cache", fresh=True) < 3.0
-    assert len(tree(tmp_path / "generated")) == 150
+    # Of the head dimensions 8 to 128, six times 64 and 128 have a form for sm_90.
+    assert len(tree(tmp_path / "generated")) == 150 + 6
     assert seconds_of(build, tmp_path, tmp_path / "cache", fresh=False) < 0.9
 
 

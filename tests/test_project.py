@@ -27,7 +27,7 @@ def rendered(*paths: str, out: str | None = None) -> dict[str, str]:
 def test_the_files_of_a_spec() -> None:
     loaded = load_text(SPEC.format(name="one", heads=8), "specs/one.yaml")
     files = project_of([loaded])
-    assert list(files) == ["one/__init__.py", "one/decode.py", "one/prefill.py"]
+    assert list(files) == ["one/__init__.py", "one/decode.py", "one/prefill.py", "one/prefill_sm90.py"]
     for path, text in files.items():
         header = parse_header(text)
         assert header is not None

@@ -7,7 +7,7 @@ import pytest
 from jinja2 import Environment, meta, nodes
 
 from kgen.plan.lower import lower
-from kgen.plan.model import MergePlan
+from kgen.plan.model import KernelPlan, MergePlan
 from kgen.render.context import CONTEXTS
 from kgen.render.emit import render
 from kgen.render.environment import environment
@@ -112,8 +112,8 @@ def test_context_keys_are_the_template_variables(template):
 def test_every_template_is_part_of_a_kernel():
     env = environment()
     reached: dict[str, nodes.Template] = {}
-    for path in (templates_dir() / "kernels").glob("*.j2"):
-        included(env, f"kernels/{path.name}", reached)
+    for path in (*(templates_dir() / "kernels").glob("*.j2"), *(templates_dir() / "sm90").glob("*.j2")):
+        included(env, path.relative_to(templates_dir()).as_posix(), reached)
     assert set(reached) == {p.relative_to(templates_dir()).as_posix() for p in templates_dir().rglob("*.j2")}
 
 
@@ -139,12 +139,15 @@ def test_generated_source_is_clean(plan):
     assert not source.endswith("\n\n")
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert imported == {"torch", "triton", "triton.language"}
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    hopper = isinstance(plan, KernelPlan) and plan.hopper is not None
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert [alias.name for node in imports for alias in node.names] == ["prefill_sm90"] * hopper
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     for function in functions:
         arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
         used = {node.id for statement in function.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        assert not set(arguments) - used, function.name
+        # `form` takes the arguments of a call, of which it needs no return_lse.
+        assert not set(arguments) - used - ({"return_lse"} if function.name == "form" else set()), function.name
         # A paged cache adds its table and the table's stride to what the contiguous one takes, and packed chunks of it
         # where they begin; each tensor of a pair of parts has strides of its own. A rotary part is two tensors more.
         extra = 2 if "qo_indptr_ptr" in arguments else 1
@@ -154,7 +157,7 @@ def test_generated_source_is_clean(plan):
         stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         assert not {name for name in stored - read if name != "_"}, function.name
-    defined = {f.name for f in functions} - {"attention", "merge_states"}
+    defined = {f.name for f in functions} - {"attention", "merge_states", "form"}
     read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     assert defined <= read
 

@@ -306,3 +306,22 @@ def test_the_diff_is_a_patch(out: Path) -> None:
     patch = "".join(unified_diff(drift, f"generated/{drift.path}") for drift in compare(less, out, "specs"))
     subprocess.run(["git", "apply", "-"], cwd=out.parent, input=patch.encode(), check=True)
     assert compare(less, out, "specs") == ()
+
+
+def test_a_file_that_gets_its_name_while_the_folder_is_read_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another build renames its temporary file between the listing of the folder and the look at the file."""
+    (tmp_path / "a").mkdir()
+    temporary = tmp_path / "a/.kgen-0123"
+    temporary.touch()
+    scandir = os.scandir
+
+    def listing(path: Path) -> list[os.DirEntry[str]]:
+        entries = list(scandir(path))
+        if Path(path).name == "a":
+            temporary.unlink()
+        return entries
+
+    monkeypatch.setattr(os, "scandir", listing)
+    assert [drift.kind for drift in compare({"a/x.py": "x = 1\n"}, tmp_path, "specs")] == [Kind.MISSING]

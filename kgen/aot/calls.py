@@ -98,6 +98,10 @@ def _prefill(spec: dict[str, Any], kernel: dict[str, Any], sizes: Sizes) -> Iter
     yield Call("prefill", aligned, options)
     yield Call("prefill with lse", aligned, options | {"return_lse": True})
     yield Call("prefill of unaligned rows", unaligned, options)
+    if "sm_90" in spec.get("targets", ()) and kernel["layout"] != "ragged":
+        # Indices that share memory: what TMA cannot address runs the portable form on Hopper too.
+        shared = tuple(tensor[:1].expand_as(tensor) for tensor in keys_and_values(0))
+        yield Call("prefill of shared keys", (*queries, *shared), options)
 
 
 def _index_arguments(kernel: dict[str, Any], sizes: Sizes) -> dict[str, Any]:

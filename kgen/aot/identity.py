@@ -42,8 +42,8 @@ def functions_of(function: Any) -> dict[str, Any]:
 
 
 def is_jitted(value: Any) -> bool:
-    """A ``triton.jit`` function, not the one the interpreter runs."""
-    return type(value).__name__ == "JITFunction"
+    """A ``triton.jit`` or ``gluon.jit`` function, not the one the interpreter runs."""
+    return type(value).__name__ in ("JITFunction", "GluonJITFunction")
 
 
 def _sources(function: Any) -> Iterator[str]:

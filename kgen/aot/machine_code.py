@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 
@@ -9,6 +10,7 @@ _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SASS = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _AMDGCN = re.compile(r"^\t([a-z]\w+)", re.MULTILINE)
+_ORDERED = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2")
 _SASS_MEMORY = frozenset({"LDG", "STG", "LDGSTS", "LDL", "STL", "LDS", "STS", "LD", "ST"})
 _SASS_WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}
 _AMDGCN_ENCODING = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
@@ -36,6 +38,12 @@ def sass_census(disassembly: str) -> tuple[tuple[str, int], ...]:
     default), ``MUFU`` its function: ``LDGSTS.128``, ``MUFU.EX2``.
     """
     return _sorted(Counter(map(_sass_kind, _SASS.findall(disassembly))))
+
+
+def sass_order(disassembly: str) -> tuple[tuple[str, int], ...]:
+    """Asynchronous matrix products, waits for them and exponentials as the code has them, runs of one kind counted."""
+    kinds = (kind for opcode in _SASS.findall(disassembly) for kind in _ORDERED if opcode.startswith(kind))
+    return tuple((kind, sum(1 for _ in run)) for kind, run in itertools.groupby(kinds))
 
 
 def _sass_kind(opcode: str) -> str:

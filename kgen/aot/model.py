@@ -73,6 +73,11 @@ class Launch:
         """Rows start on 16 bytes: what the kernels are made for."""
         return dict(self.constants).get("STRIDE_UNIT") != 1
 
+    @property
+    def form(self) -> str:
+        """Of the kernel: "portable", or "sm_90" for the one that only Hopper runs."""
+        return "sm_90" if self.kernel.endswith("_sm90_kernel") else "portable"
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -91,6 +96,7 @@ class Resources:
     shared_bytes: int
     instructions: tuple[tuple[str, int], ...]
     warnings: tuple[str, ...]  # of the assembler
+    order: tuple[tuple[str, int], ...] = ()  # of wgmma, waits for it and exponentials, runs of one kind counted
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose kind begins with one of ``prefixes``."""

@@ -35,6 +35,7 @@ from kgen.aot.machine_code import (
     ptxas_resources,
     ptxas_warnings,
     sass_census,
+    sass_order,
 )
 from kgen.aot.model import Device, Resources
 
@@ -168,7 +169,7 @@ def _torch_sees(device: Device) -> Iterator[None]:
 
 def compile_launch(launch: RecordedLaunch, device: Device) -> Resources:
     """Compile for ``device`` and read the machine code; raises what Triton raises."""
-    source = triton.compiler.ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
+    source = launch.function.ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
     kernel, log = _compile(source, device, launch.options, always_compile=False)
     if device.backend == "hip":
         return _amd_resources(kernel)
@@ -205,13 +206,15 @@ def _entry(kernel: Any) -> Path:
 
 def _nvidia_resources(kernel: Any, log: str) -> Resources:
     registers, spill_bytes, stack_bytes = ptxas_resources(log)
+    disassembly = _disassemble(kernel.asm["cubin"])
     return Resources(
         registers=registers,
         spill_bytes=spill_bytes,
         stack_bytes=stack_bytes,
         shared_bytes=kernel.metadata.shared,
-        instructions=sass_census(_disassemble(kernel.asm["cubin"])),
+        instructions=sass_census(disassembly),
         warnings=ptxas_warnings(log),
+        order=sass_order(disassembly),
     )
 
 

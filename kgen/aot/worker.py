@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kgen.aot.calls import Sizes, representative_calls
@@ -20,8 +21,6 @@ from kgen.aot.model import DEVICES, CompiledKernel, Failure, Launch
 from kgen.errors import KgenError
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from kgen.aot.triton_api import RecordedLaunch
 
 
@@ -115,8 +114,13 @@ def _recorded(path: str, target: str, sizes: Sizes) -> dict[str, tuple[Launch, R
 
 @functools.lru_cache(maxsize=64)
 def _load(path: str) -> ModuleType:
-    # A name of its own: modules of two specs are both called "prefill".
-    name = "_kgen_aot_" + "_".join(Path(path).resolve().with_suffix("").parts[-2:])
+    # In a package of its own, as it was generated: modules of two specs are both called "prefill".
+    file = Path(path).resolve()
+    package = "_kgen_aot_" + "_".join(file.parts[-3:-1])
+    if package not in sys.modules:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(file.parent)]
+    name = f"{package}.{file.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise KgenError(f"{path} is not a Python module")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Problem
 from kgen.errors import SpecError
 from kgen.plan.blocks import blocks_of, lanes, next_power_of_2
+from kgen.plan.hopper import hopper_plan
 from kgen.plan.merge import merge_plan
-from kgen.plan.model import Block, DecodePlan, KernelPlan, PrefillPlan, Tile, Window
+from kgen.plan.model import Block, DecodePlan, HopperPlan, KernelPlan, PrefillPlan, Tile, Window
 from kgen.plan.targets import TARGET_INFO
 from kgen.plan.tiles import Widths, candidates, unaligned
 from kgen.spec import views
@@ -131,7 +132,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
     if unaligned_tile is None:
         return None
     largest_tile = max(unaligned_tile.block_n, *(tile.block_n for _, tile in launch))
-    prefill = decode = None
+    prefill = decode = hopper = None
     head_tiles = -(-layer.group_size // min(least_rows, unaligned_tile.block_m)) if is_decode else 1
     if isinstance(kernel, DecodeKernel):
         decode = _decode_plan(
@@ -139,6 +140,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         )
     elif isinstance(kernel, PrefillKernel):
         prefill = _prefill_plan(spec.attention, kernel, window, largest_tile)
+        hopper = hopper_plan(spec, kernel, layer)
     return KernelPlan(
         spec_name=spec.name,
         spec_path=spec_path(loaded),
@@ -165,6 +167,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
         kv_bytes_per_token=_record(layer, values_are_keys) * dtype_bytes,
         prefill=prefill,
         decode=decode,
+        hopper=hopper,
         launch=tuple(launch),
         unaligned=unaligned_tile,
         reasons=tuple(
@@ -175,6 +178,7 @@ def _lower_kernel(loaded: LoadedSpec, name: str, kernel: Kernel, problems: list[
                 unaligned_tile,
                 prefill,
                 decode,
+                hopper,
                 values_are_keys=values_are_keys,
             )
         ),
@@ -294,6 +298,7 @@ def _reasons(
     unaligned_tile: Tile,
     prefill: PrefillPlan | None,
     decode: DecodePlan | None,
+    hopper: HopperPlan | None,
     *,
     values_are_keys: bool,
 ) -> list[tuple[str, str]]:
@@ -340,6 +345,14 @@ def _reasons(
             ("num_splits auto", "the tiles of the batch are dealt out equally, from seq_lens on the device")
             if decode.num_splits is None
             else (f"num_splits {decode.num_splits}", "every request in that many equal ranges, whatever its batch")
+        )
+    if hopper is not None:
+        reasons.append(
+            (
+                "form for sm_90",
+                f"where TMA can address the tensors: one warp loads, {hopper.groups} warpgroups compute {hopper.rows} "
+                f"rows in tiles of {hopper.keys} keys; {hopper.shared_bytes:,} bytes of shared memory",
+            )
         )
     if prefill is not None:
         reasons += [

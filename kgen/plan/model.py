@@ -71,6 +71,24 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True)
+class HopperPlan:
+    """The form of a prefill kernel for sm_90: one warp loads by TMA, warpgroups compute."""
+
+    groups: int  # warpgroups that compute, 64 query rows each
+    keys: int  # of a tile
+    stages: int  # tiles of keys, and as many of values, in shared memory
+    registers: int  # of a thread that computes
+    max_registers: int  # of every thread at the start
+    shared_bytes: int
+    spill_bytes: int  # that a thread may spill, once a tile of work
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a tile of work."""
+        return 64 * self.groups
+
+
+@dataclass(frozen=True)
 class DecodePlan:
     """How a decode kernel cuts its work and merges the parts."""
 
@@ -105,8 +123,8 @@ class ModulePlan:
     launch: tuple[tuple[str, Tile | RowTile], ...]  # by target, in the order of spec.targets
     reasons: tuple[tuple[str, str], ...]  # (choice, why), for `kgen explain`
 
-    def tile(self, target: str, *, is_aligned: bool) -> Tile | RowTile:
-        """What the kernel is launched with on ``target``, for rows that start on 16 bytes or for others."""
+    def tile(self, target: str, *, is_aligned: bool, form: str = "portable") -> Tile | RowTile | HopperPlan:
+        """What ``form`` is launched with on ``target``, for rows that start on 16 bytes or for others."""
         return dict(self.launch)[target]
 
 
@@ -141,10 +159,14 @@ class KernelPlan(ModulePlan):
     kv_bytes_per_token: int  # of one KV head: a key, its rotary block and a value
     prefill: PrefillPlan | None  # what only prefill decides
     decode: DecodePlan | None  # what only decode decides
+    hopper: HopperPlan | None  # a second module for sm_90, where it has such a form
     unaligned: Tile  # on every target, for tensors whose rows do not start on 16 bytes
 
-    def tile(self, target: str, *, is_aligned: bool) -> Tile:
+    def tile(self, target: str, *, is_aligned: bool, form: str = "portable") -> Tile | HopperPlan:
         """As of any module; one small tile serves the other rows on every target."""
+        if form == "sm_90":
+            assert self.hopper is not None
+            return self.hopper
         return dict(self.launch)[target] if is_aligned else self.unaligned
 
     @property

@@ -120,6 +120,8 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "problem": problem + rotary_in_words(plan) + expanded_in_words(prefill),
             "call_in_words": call_in_words(parameters),
             "signature": signature(parameters),
+            "has_sm90": plan.hopper is not None,
+            "kernel": plan.kernel,
             "query_tensors": queries,
             "key_tensors": keys,
             "input_pointers": tuple(f"{tensor.name}_ptr" for tensor in (*queries, *keys)),

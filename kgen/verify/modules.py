@@ -61,10 +61,21 @@ def load_package(folder: Path) -> dict[str, ModuleType]:
         return {
             path.stem: importlib.import_module(f"{name}.{path.stem}")
             for path in sorted(folder.glob("*.py"))
-            if path.stem != "__init__"
+            if path.stem != "__init__" and not path.stem.endswith("_sm90")  # the kernel imports its form for sm_90
         }
     except Exception as error:  # a generated file may be anything by now
         raise InputError(f"{folder} cannot be imported: {type(error).__name__}: {error}; run: kgen build") from error
+
+
+def sm90_tiles(module: ModuleType) -> Tiles | None:
+    """The tile of a module's form for sm_90; None where it has none, or this release of Triton cannot compile it."""
+    if not hasattr(module, "form"):
+        return None
+    try:
+        form = importlib.import_module(f"{module.__name__}_sm90")
+    except ImportError:
+        return None
+    return Tiles("sm_90", form._GROUPS.value * form._ROWS.value, form._KEYS.value)
 
 
 def tiles(module: ModuleType) -> tuple[Tiles, ...]:

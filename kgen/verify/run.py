@@ -20,7 +20,7 @@ from kgen.verify.call import Outcome, run
 from kgen.verify.cases import Case, Tiles, device_cases, interpreter_cases, window_reach
 from kgen.verify.compare import Comparison, Expected, compare, expect
 from kgen.verify.merge_cases import MergeCase, merge_cases
-from kgen.verify.modules import check_fresh, load_package, tiles
+from kgen.verify.modules import check_fresh, load_package, sm90_tiles, tiles
 from kgen.verify.poison import CLEAN, HUGE, INF, NAN, Poison, mixed, same_bits
 
 if TYPE_CHECKING:
@@ -154,15 +154,18 @@ def cases(
         # Every target has the same row.
         target, row = next(iter(module._LAUNCH.items()))
         return merge_cases(spec, kernel, row["BLOCK_R"], target, large=device.type != "cpu")
-    launch, spec = tiles(module), views.seen_by(spec, kernel)
+    spec = views.seen_by(spec, kernel)
     if device.type == "cpu":
-        return interpreter_cases(spec, kernel, launch)
-    return device_cases(spec, kernel, _own_tiles(launch, device))
+        return interpreter_cases(spec, kernel, tiles(module))
+    return device_cases(spec, kernel, _own_tiles(module, device))
 
 
-def _own_tiles(launch: tuple[Tiles, ...], device: torch.device) -> Tiles:
-    """The launch table's row of this GPU, by name; the first where it has none of its own."""
+def _own_tiles(module: ModuleType, device: torch.device) -> Tiles:
+    """The tile of this GPU: of the form for it, else the launch table's row by name, the first where it has none."""
     major, minor = torch.cuda.get_device_capability(device)
+    if major == 9 and (form := sm90_tiles(module)) is not None:
+        return form
+    launch = tiles(module)
     return next((row for row in launch if row.target == f"sm_{major}{minor}"), launch[0])
 
 

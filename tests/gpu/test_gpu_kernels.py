@@ -42,9 +42,10 @@ def test_one_compile_serves_every_length(modules, gpu):
     name = "llama3_8b"
     a = SPECS[name].spec.attention
     for kernel, module in modules[name].items():
-        functions = [f for f in vars(module).values() if hasattr(f, "device_caches")]
 
-        def compiled(functions=functions):
+        def compiled(module=module):
+            forms = [module, *filter(None, [getattr(module, "_sm90", None)])]
+            functions = [f for form in forms for f in vars(form).values() if hasattr(f, "device_caches")]
             return sum(len(cache[0]) for f in functions for cache in f.device_caches.values())
 
         def call(batch, n, kernel=kernel, module=module):
