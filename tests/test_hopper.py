@@ -75,7 +75,12 @@ def plan_of(loaded: LoadedSpec) -> KernelPlan:
     return plan
 
 
-@pytest.mark.parametrize("facts", [{}, {"head_dim": 64}, {"dtype": "float16"}, {"prefill": {"layout": "bshd"}}])
+WIDE = {"head_dim": 192, "head_dim_v": 128}
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {"head_dim": 64}, WIDE, {"head_dim": 256}, {"dtype": "float16"}, {"prefill": {"layout": "bshd"}}]
+)
 def test_who_has_the_form(facts: dict[str, Any]) -> None:
     assert plan_of(layer(**facts)).hopper is not None
 
@@ -104,8 +109,9 @@ def test_explain_tells_of_it() -> None:
 
 
 def variants() -> list[KernelPlan]:
-    every = itertools.product(WINDOWS, (64, 128), ("bhsd", "bshd"))
-    return [plan_of(layer(mask, head_dim=dim, prefill={"layout": order})) for mask, dim, order in every]
+    facts: tuple[dict[str, Any], ...] = ({"head_dim": 64}, {"head_dim": 128}, WIDE, {"head_dim": 256})
+    every = itertools.product(WINDOWS, facts, ("bhsd", "bshd"))
+    return [plan_of(layer(mask, **dims, prefill={"layout": order})) for mask, dims, order in every]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,7 @@ def functions(plan: KernelPlan) -> dict[str, Any]:
         "gl": SimpleNamespace(minimum=min, maximum=max, cdiv=lambda x, y: int((x + y - 1) / y)),
         "_GROUPS": plan.hopper.groups if plan.hopper else 0,
         "_ROWS": 64,
-        "_KEYS": 128,
+        "_KEYS": plan.hopper.keys if plan.hopper else 0,
     }
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in ("_key_tiles", "_place"):
@@ -159,27 +165,27 @@ def functions(plan: KernelPlan) -> dict[str, Any]:
     return scope
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("mask", WINDOWS)
 def test_the_tiles_of_keys_are_those_that_the_rows_see(mask: str, head_dim: int) -> None:
     """Every visible key lies in begin .. end, and a tile that is not masked is wholly visible to 64 rows."""
     plan = plan_of(layer(mask, head_dim=head_dim))
     assert plan.hopper is not None
-    f, (_, left, right) = functions(plan), WINDOWS[mask]
+    f, (_, left, right), block = functions(plan), WINDOWS[mask], plan.hopper.keys
     for M, N in itertools.product((1, 63, 128, 129, 200, 513, 700), (1, 127, 128, 129, 300, 640, 1000)):
         for row_tile in range(-(-M // plan.hopper.rows)):
             begin, end = f["_key_tiles"](N) if mask == "full" else f["_key_tiles"](row_tile, M, N)
-            assert 0 <= begin < end <= max(1, -(-N // 128))
+            assert 0 <= begin < end <= max(1, -(-N // block))
             for group in range(plan.hopper.groups):
                 start_m = row_tile * plan.hopper.rows + group * 64
                 if start_m >= M:
                     continue
                 positions = torch.arange(start_m, min(start_m + 64, M))[:, None] + N - M
-                keys = torch.arange(-(-N // 128) * 128)[None]
+                keys = torch.arange(-(-N // block) * block)[None]
                 seen = (keys < N).expand(len(positions), -1).clone()
                 seen &= True if left is None else keys >= positions - left
                 seen &= True if right is None else keys <= positions + right
-                tiles = seen.reshape(len(positions), -1, 128)
+                tiles = seen.reshape(len(positions), -1, block)
                 touched = tiles.any(2).any(0).nonzero().flatten().tolist()
                 assert all(begin <= tile < end for tile in touched), (M, N, row_tile, group)
                 # The first tile is always masked; of the others those between the two edges are not.

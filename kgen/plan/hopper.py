@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kgen.plan.model import HopperPlan
@@ -10,23 +11,46 @@ from kgen.spec.cache import PagedCache
 if TYPE_CHECKING:
     from kgen.spec.model import GroupedAttention, PrefillKernel, SpecFile
 
-# By head dimension: warpgroups that compute, registers of their threads, and of every thread at the start. With the
-# warp that loads (24 registers a thread) they take the 65,536 registers of a multiprocessor.
-_GROUPS = {64: (3, 160, 128), 128: (2, 240, 168)}
-# Bytes a thread may spill, by head dimension: outside the loop over keys, once a tile of work.
-_SPILLS = {64: 1024, 128: 0}
-KEYS = 128
+
+@dataclass(frozen=True)
+class _Form:
+    """What a pair of head dimensions takes; measured on an H200, as far as it compiles without spills in the loop."""
+
+    groups: int  # warpgroups that compute
+    keys: int
+    registers: int  # of a thread that computes; beside them 32 of the warp that loads take 24 each
+    max_registers: int
+    has_out_buffer: bool
+    spill_bytes: int = 0  # outside the loop over keys, once a tile of work
+
+
+# By the widths of a key and of a value.
+_FORMS = {
+    (64, 64): _Form(3, 128, 160, 128, has_out_buffer=True, spill_bytes=1024),
+    (128, 128): _Form(2, 128, 240, 168, has_out_buffer=True),
+    (192, 128): _Form(2, 128, 240, 168, has_out_buffer=False),
+    (256, 256): _Form(2, 64, 240, 168, has_out_buffer=False),
+}
 STAGES = 2
 
 
 def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) -> HopperPlan | None:
     """The plan of the form for sm_90; None where the portable kernel runs there too."""
-    dim = layer.head_dim_qk
+    qk, v = layer.head_dim_qk, layer.head_dim_v
+    form = _FORMS.get((qk, v)) if layer.head_dim_pe is None else None
     is_dense = kernel.layout in ("bhsd", "bshd") and not kernel.padded and not isinstance(kernel.kv, PagedCache)
-    has_one_tile = dim in _GROUPS and layer.head_dim_v == dim and layer.head_dim_pe is None
-    if "sm_90" not in spec.targets or spec.dtype == "float32" or not is_dense or not has_one_tile:
+    if form is None or "sm_90" not in spec.targets or spec.dtype == "float32" or not is_dense:
         return None
-    groups, registers, max_registers = _GROUPS[dim]
     # Rings of keys and of values, queries and outputs of each warpgroup; barriers and the next tile in half a KB.
-    tiles = 2 * dim * (2 * STAGES * KEYS + 2 * groups * 64)
-    return HopperPlan(groups, KEYS, STAGES, registers, max_registers, tiles + 512, _SPILLS[dim])
+    rows = 64 * form.groups
+    shared = 2 * (STAGES * form.keys * (qk + v) + rows * (qk + v * form.has_out_buffer)) + 512
+    return HopperPlan(
+        form.groups,
+        form.keys,
+        STAGES,
+        form.registers,
+        form.max_registers,
+        form.has_out_buffer,
+        shared,
+        form.spill_bytes,
+    )

@@ -79,6 +79,7 @@ class HopperPlan:
     stages: int  # tiles of keys, and as many of values, in shared memory
     registers: int  # of a thread that computes
     max_registers: int  # of every thread at the start
+    has_out_buffer: bool  # outputs have shared memory of their own; else they leave through that of the queries
     shared_bytes: int
     spill_bytes: int  # that a thread may spill, once a tile of work
 

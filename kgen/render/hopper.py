@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kgen.render.names import LOG2_E
+from kgen.render.names import LOG2_E, named
 
 if TYPE_CHECKING:
     from kgen.plan.model import KernelPlan, Window
@@ -27,6 +27,7 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
     assert plan.hopper is not None
     assert plan.prefill is not None
     groups, loops = plan.hopper.groups, _loops(plan.window)
+    blocks = named(plan.qk_blocks, "d")
     is_windowed = plan.window.left is not None or plan.window.right is not None
     return {
         "title": f"{plan.spec_name}: {plan.kernel}",
@@ -37,7 +38,17 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "asm_dtype": _ASM_DTYPES[plan.dtype],
         "num_qo_heads": plan.num_qo_heads,
         "group_size": plan.group_size,
-        "head_dim": plan.head_dim_qk,
+        "blocks": blocks,
+        "head_dim_qk": plan.head_dim_qk,
+        "head_dim_v": plan.head_dim_v,
+        "kv_head": "kv_head" if plan.group_size > 1 else "head",
+        "k_tiles": ", ".join(f"k_buffer{d.suffix}.index(stage)" for d in blocks),
+        "has_out_buffer": plan.hopper.has_out_buffer,
+        "descriptors": ",\n        ".join(
+            [f"_descriptor(q, 64, {d.width})" for d in blocks]
+            + [f"_descriptor(k, {plan.hopper.keys}, {d.width})" for d in blocks]
+            + [f"_descriptor(v, {plan.hopper.keys}, {plan.head_dim_v})", f"_descriptor(out, 64, {plan.head_dim_v})"]
+        ),
         "window": plan.window,
         "longest_last": plan.window.right is not None and plan.window.left is None,
         "loops": loops,

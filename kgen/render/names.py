@@ -43,7 +43,7 @@ class ScoredBlock(NamedBlock):
     k_tile: str  # the way from k_ptrs{suffix} to a tile
 
 
-def _named(blocks: tuple[Block, ...], stem: str, part: str = "") -> tuple[NamedBlock, ...]:
+def named(blocks: tuple[Block, ...], stem: str, part: str = "") -> tuple[NamedBlock, ...]:
     sides = ("_lo", "_hi") if len(blocks) == 2 else ("",) * len(blocks)
     return tuple(
         NamedBlock(part + s, b.start, b.width, b.valid, b.is_padded, f"offs_{stem}{s}", f"{stem}_ok{s}")
@@ -70,7 +70,7 @@ def _content(plan: KernelPlan) -> str:
 
 def _scored(plan: KernelPlan, address: str) -> tuple[ScoredBlock, ...]:
     """The blocks whose products add up to the scores, the rotary ones last."""
-    parts = (("", _content(plan), _named(plan.qk_blocks, "d")), ("_pe", "k", _named(plan.pe_blocks, "pe", "_pe")))
+    parts = (("", _content(plan), named(plan.qk_blocks, "d")), ("_pe", "k", named(plan.pe_blocks, "pe", "_pe")))
     return tuple(
         ScoredBlock(
             **vars(block),
@@ -185,7 +185,7 @@ def common(plan: KernelPlan, address: str) -> dict[str, object]:
     """Names that every kernel has. ``address`` is "paged", "paged_tile", or another word: rows at equal strides."""
     scored = _scored(plan, address)
     same = plan.qk_blocks == plan.v_blocks
-    v = _named(plan.qk_blocks, "d") if same else _named(plan.v_blocks, "dv")
+    v = named(plan.qk_blocks, "d") if same else named(plan.v_blocks, "dv")
     return {
         "function": "attention",
         "leader": "q",
