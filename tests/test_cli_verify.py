@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from kgen.cli import app, output
@@ -55,6 +56,18 @@ def test_a_kernel_is_run_and_its_errors_are_shown(small: Path) -> None:
     assert " kept " in row
     assert last.startswith(f"{of} of {of} cases passed on cpu in ")
     assert found.stderr.splitlines() == [f"verifying small.decode (case 1 of {of})"]
+
+
+def test_what_did_not_run_is_told(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = small / "specs/small.yaml"
+    path.write_text(path.read_text().replace("head_dim_qk: 16", "head_dim_qk: 64") + "  prefill: {}\n")
+    monkeypatch.setattr(run, "verify", lambda *arguments, **options: ())
+    told = "not run here, for they need a Hopper GPU (--device cuda): small.prefill_sm90"
+    assert kgen("verify").stderr.splitlines() == [told]
+    assert kgen("verify", "--format", "json").stderr == ""
+    for capability, left in (((9, 0), []), ((8, 0), [told])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert kgen("verify", "--device", "cuda").stderr.splitlines() == left
 
 
 def test_a_merge_is_a_row_of_its_own(small: Path) -> None:

@@ -6,6 +6,7 @@ makes, and because a compiler that crashes must not take kgen with it.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import os
@@ -32,6 +33,12 @@ def start(cache_dir: str, import_path: list[str]) -> None:
     # Triton 3.9 warns that 3.10 will change the default; what is compiled here is today's default, said aloud.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     sys.path[:] = import_path
+    atexit.register(_end_quietly)
+
+
+def _end_quietly() -> None:
+    """Triton 3.9 lists what Gluon's compiler left behind when its process ends: nobody's to act on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def record(path: str, target: str, sizes: Sizes) -> tuple[Launch, ...] | Failure:

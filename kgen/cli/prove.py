@@ -38,6 +38,7 @@ def verify(
 
     In clean and in poisoned memory, on cases that follow from the spec. Ends with exit code 1 on a mismatch.
     """
+    from kgen.verify.run import unrun_forms
     from kgen.verify.run import verify as run
     from kgen.workspace import load
 
@@ -49,6 +50,8 @@ def verify(
             advance(f"{result.spec}.{result.kernel}", done, total)
 
         results = run(loaded, workspace.out, device=device, progress=told)
+    if (left := unrun_forms(loaded, device)) and format is ReviewFormat.TEXT:
+        output.note(f"not run here, for they need a Hopper GPU (--device cuda): {', '.join(left)}")
     failed = [result for result in results if not result.passed]
     if format is ReviewFormat.JSON:
         output.data([_result_as_json(result) for result in results])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kgen.errors import MissingDependencyError
+from kgen.project import project
 from kgen.spec import views
 from kgen.spec.model import MergeStatesKernel
 from kgen.verify import interpreter, merge_trial, values
@@ -94,6 +95,14 @@ def verify(
             ]
     with _one_thread() if where.type == "cpu" else nullcontext():
         return _results(work, where, progress)
+
+
+def unrun_forms(specs: Sequence[LoadedSpec], device: str) -> tuple[str, ...]:
+    """Generated modules that ``verify`` on ``device`` leaves out: forms for sm_90, except on such a GPU."""
+    if device != "cpu" and torch.cuda.get_device_capability(device)[0] == 9:
+        return ()
+    modules = [path.removesuffix(".py").replace("/", ".") for path in project(specs)]
+    return tuple(module for module in modules if module.endswith("_sm90"))
 
 
 @contextmanager
