@@ -231,6 +231,28 @@ def test_form_says_which_one_runs(prefill: ModuleType) -> None:
     assert prefill.form(*(torch.zeros(1, heads, 8, 128, dtype=torch.bfloat16) for heads in (4, 2, 2))) == "portable"
 
 
+def test_form_checks_as_attention_does(prefill: ModuleType) -> None:
+    q, k = torch.zeros(1, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(1, 2, 8, 128, dtype=torch.bfloat16)
+    for arguments, error in (
+        (("x", k, k), TypeError),
+        ((q.float(), k, k), TypeError),
+        ((q, k[..., :32], k), ValueError),
+    ):
+        with pytest.raises(error, match=r"^attention: [qk] must"):
+            prefill.form(*arguments)
+
+
+def test_the_stride_of_a_single_kv_head_does_not_matter(tmp_path: Path) -> None:
+    write(layer(kv_heads=1, head_dim=64), tmp_path)
+    module = load_package(tmp_path / "example")["prefill"]
+    with recording(DEVICES["sm_90"], lambda launch: None):
+        q, k = (
+            fake(1, 4, 300, 64),
+            torch.empty_strided((1, 1, 300, 64), (64 * 300, 3, 64, 1), dtype=torch.bfloat16, device="cuda"),
+        )
+        assert module.form(q, k, k) == "sm_90"
+
+
 def test_attention_runs_the_form_that_form_names(tmp_path: Path) -> None:
     write(layer(), tmp_path)
     path = tmp_path / "example/prefill.py"
