@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from kgen.spec.model import GroupedAttention, PrefillKernel, SpecFile
 
 # By head dimension: warpgroups that compute, registers of their threads, and of every thread at the start. With the
-# warp that loads (24 registers a thread) they take the 65,536 registers of a multiprocessor.
+# warp that loads they take the 65,536 registers of a multiprocessor.
 _GROUPS = {64: (3, 160, 128), 128: (2, 240, 168)}
 # Bytes a thread may spill, stored and loaded, by head dimension: for the columns of the masks. Under Triton 3.6, where
 # the form was measured, none but 440 without a mask; under 3.9 at most these.
 _SPILLS = {64: 2304, 128: 0}
 KEYS = 128
 STAGES = 2
+LOAD_REGISTERS = 24
+# Gluon is experimental: the releases of Triton that compile the form.
+RELEASES = ((3, 6), (3, 9))
 
 
 def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) -> HopperPlan | None:
@@ -30,4 +33,6 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     groups, registers, max_registers = _GROUPS[dim]
     # Rings of keys and of values, queries and outputs of each warpgroup; barriers and the next tile in half a KB.
     tiles = 2 * dim * (2 * STAGES * KEYS + 2 * groups * 64)
-    return HopperPlan(groups, KEYS, STAGES, registers, max_registers, tiles + 512, _SPILLS[dim])
+    return HopperPlan(
+        groups, KEYS, STAGES, registers, LOAD_REGISTERS, max_registers, tiles + 512, _SPILLS[dim], RELEASES
+    )
