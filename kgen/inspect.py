@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from kgen.aot import CompiledKernel, compile_modules
 from kgen.errors import InputError
 from kgen.plan.lower import lower
-from kgen.plan.model import KernelPlan
+from kgen.plan.model import HopperPlan, KernelPlan
 from kgen.plan.targets import TARGET_INFO
 from kgen.render.emit import render, render_hopper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kgen.plan.model import ModulePlan
+    from kgen.aot.model import Launch
+    from kgen.plan.model import ModulePlan, RowTile, Tile
     from kgen.spec.loader import LoadedSpec
 
 # What a reader of a kernel looks for: kind of instruction, and the prefixes that count towards it.
@@ -120,11 +121,11 @@ def _row(plan: ModulePlan, kernel: CompiledKernel) -> Row:
     tile = plan.tile(launch.target, is_aligned=launch.is_aligned, form=launch.form)
     counts = ((name, resources.count(*prefixes)) for name, prefixes in INSTRUCTIONS)
     return Row(
-        module=_name(plan),
+        module=_name(plan) if launch.form == "portable" else _name(plan).replace(".py", "_sm90.py"),
         kernel=launch.kernel,
         target=launch.target,
         calls=launch.calls,
-        launch=", ".join([*constants, f"num_warps={launch.num_warps}", f"num_stages={launch.num_stages}"]),
+        launch=", ".join([*constants, *_options(launch, tile)]),
         registers=resources.registers,
         spill_bytes=resources.spill_bytes,
         spill_limit=tile.spill_bytes if launch.is_aligned else None,
@@ -135,6 +136,13 @@ def _row(plan: ModulePlan, kernel: CompiledKernel) -> Row:
         instructions=tuple((name, number) for name, number in counts if number),
         warnings=resources.warnings,
     )
+
+
+def _options(launch: Launch, tile: Tile | RowTile | HopperPlan) -> list[str]:
+    """What a kernel is launched with beside its constants."""
+    if isinstance(tile, HopperPlan):
+        return [f"num_warps={launch.num_warps}", f"maxnreg={tile.max_registers}"]
+    return [f"num_warps={launch.num_warps}", f"num_stages={launch.num_stages}"]
 
 
 def _name(plan: ModulePlan) -> str:

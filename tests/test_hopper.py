@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import re
 import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -215,10 +214,10 @@ def fake(*shape: int) -> torch.Tensor:
 
 
 def forms(module: ModuleType, target: str) -> list[str]:
-    """What runs dense tensors, shared keys, no keys, rows off 16 bytes, and an output of its own far strides."""
+    """What runs dense tensors, shared keys, no keys, rows off 16 bytes, one request, and strides TMA takes and not."""
     with recording(DEVICES[target], lambda launch: None):
         q, k = fake(2, 4, 300, 128), fake(2, 2, 500, 128)
-        odd, far = fake(2, 2, 500, 129)[..., :128], torch.empty_strided((2, 4, 300, 128), (2**39, 2**37, 128, 1))
+        odd = fake(2, 2, 500, 129)[..., :128]
         calls = [
             (q, k, k),
             (q, k[:1].expand_as(k), k),
@@ -227,14 +226,38 @@ def forms(module: ModuleType, target: str) -> list[str]:
             (q[:1], k[:1], k[:1]),
         ]
         found = [module.form(*tensors) for tensors in calls]
-        found.append(module.form(q, k, k, out=far.to(q), return_lse=True))
+        for stride in (2**38, 2**39):  # of elements of 2 bytes
+            out = torch.empty_strided(q.shape, (stride, 2**30, 128, 1), dtype=q.dtype, device="cuda")
+            found.append(module.form(q, k, k, out=out, return_lse=True))
     return found
 
 
 def test_form_says_which_one_runs(prefill: ModuleType) -> None:
-    assert forms(prefill, "sm_90") == ["sm_90", "portable", "portable", "portable", "sm_90", "sm_90"]
+    assert forms(prefill, "sm_90") == ["sm_90", "portable", "portable", "portable", "sm_90", "sm_90", "portable"]
     assert set(forms(prefill, "sm_80")) == {"portable"}
     assert prefill.form(*(torch.zeros(1, heads, 8, 128, dtype=torch.bfloat16) for heads in (4, 2, 2))) == "portable"
+
+
+def test_form_checks_as_attention_does(prefill: ModuleType) -> None:
+    q, k = torch.zeros(1, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(1, 2, 8, 128, dtype=torch.bfloat16)
+    for arguments, error in (
+        (("x", k, k), TypeError),
+        ((q.float(), k, k), TypeError),
+        ((q, k[..., :32], k), ValueError),
+    ):
+        with pytest.raises(error, match=r"^attention: [qk] must"):
+            prefill.form(*arguments)
+
+
+def test_the_stride_of_a_single_kv_head_does_not_matter(tmp_path: Path) -> None:
+    write(layer(kv_heads=1, head_dim=64), tmp_path)
+    module = load_package(tmp_path / "example")["prefill"]
+    with recording(DEVICES["sm_90"], lambda launch: None):
+        q, k = (
+            fake(1, 4, 300, 64),
+            torch.empty_strided((1, 1, 300, 64), (64 * 300, 3, 64, 1), dtype=torch.bfloat16, device="cuda"),
+        )
+        assert module.form(q, k, k) == "sm_90"
 
 
 def test_attention_runs_the_form_that_form_names(tmp_path: Path) -> None:
@@ -266,4 +289,3 @@ def test_cases_for_hopper_have_its_tile(prefill: ModuleType) -> None:
     tile = sm90_tiles(prefill)
     assert tile is not None
     assert (tile.rows, tile.keys) == (128, 128)
-    assert re.search(r"_KEYS = gl.constexpr\(128\)", render_hopper(plan_of(layer())))

@@ -121,7 +121,7 @@ def test_rules_and_features_are_reported_beside_misspelt_fields() -> None:
         ("{num_splits: auto}", "{num_splits: atuo}", "11:24: [KG102]: num_splits is atuo, must be an integer from 1 to 4096 or auto", "did you mean auto?"),
         ("{num_splits: auto}", "{kv: {kind: contigous}}", "11:23: [KG102]: kind is contigous, must be contiguous or paged", "did you mean contiguous?"),
         ("decode:", "decoder:", "11:3: [KG101]: kernel decoder needs the field kind, as its name is not prefill, decode, backward or merge_states", "did you mean kind: decode?"),
-        ("decode:", "decode_sm90:", "11:3: [KG104]: decode_sm90 cannot name a kernel: the ending is kept for the forms of a kernel for one GPU", None),
+        ("decode:", "decode_sm90:", "11:3: [KG104]: decode_sm90 cannot name a kernel: endings such as _sm90 and _gfx942 are kept for the forms of a kernel for one GPU", None),
         ("decode:", "[key]:", "11:3: [KG006]: a key that is a list or a mapping; keys are text", None),
         ("decode:", '"[key]":', "11:3: [KG104]: [key] cannot name a kernel: a name is lowercase letters, digits and _, and begins with a letter", "write key"),
         ("example", "torch", "1:7: [KG104]: name is torch: it would hide the package of that name", None),

@@ -100,12 +100,12 @@ def test_verify_runs_every_case_of_every_kernel(tmp_path):
 
 def test_missing_and_stale_files_are_refused(tmp_path):
     loaded = load_spec()
-    with pytest.raises(StaleError, match=r"prefill.py is missing(.|\n)*run: kgen build specs/example.yaml"):
+    with pytest.raises(StaleError, match=r"prefill.py is missing"):
         verify([loaded], tmp_path)
     write(loaded, tmp_path)
     path = tmp_path / "example" / "decode.py"
     path.write_text(path.read_text().replace("0.0", "0.1", 1))
-    with pytest.raises(StaleError, match=r"^.*decode.py is not what its spec generates\nrun: kgen build"):
+    with pytest.raises(StaleError, match=r"^.*decode.py is not what its spec generates$"):
         verify([loaded], tmp_path)
 
 

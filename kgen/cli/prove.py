@@ -12,6 +12,7 @@ from kgen.cli import output
 from kgen.cli.generate import Out, ReviewFormatOption, Specs, find_specs
 from kgen.cli.guard import guarded
 from kgen.cli.output import ReviewFormat
+from kgen.errors import StaleError
 
 if TYPE_CHECKING:
     from kgen.verify.run import Result
@@ -49,7 +50,10 @@ def verify(
         def told(result: Result, done: int, total: int) -> None:
             advance(f"{result.spec}.{result.kernel}", done, total)
 
-        results = run(loaded, workspace.out, device=device, progress=told)
+        try:
+            results = run(loaded, workspace.out, device=device, progress=told)
+        except StaleError as error:
+            raise StaleError(f"{error}\nrun: kgen build {workspace.arguments_text}") from error
     if (left := unrun_forms(loaded, device)) and format is ReviewFormat.TEXT:
         output.note(f"not run here, for they need a Hopper GPU (--device cuda): {', '.join(left)}")
     failed = [result for result in results if not result.passed]

@@ -32,6 +32,9 @@ _FORMS = {
     (256, 256): _Form(2, 64, 240, 168, has_out_buffer=False),
 }
 STAGES = 2
+LOAD_REGISTERS = 24
+# Gluon is experimental: the releases of Triton that compile the form.
+RELEASES = ((3, 6), (3, 9))
 
 
 def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) -> HopperPlan | None:
@@ -45,12 +48,14 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     rows = 64 * form.groups
     shared = 2 * (STAGES * form.keys * (qk + v) + rows * (qk + v * form.has_out_buffer)) + 512
     return HopperPlan(
-        form.groups,
-        form.keys,
-        STAGES,
-        form.registers,
-        form.max_registers,
-        form.has_out_buffer,
-        shared,
-        form.spill_bytes,
+        groups=form.groups,
+        keys=form.keys,
+        stages=STAGES,
+        registers=form.registers,
+        load_registers=LOAD_REGISTERS,
+        max_registers=form.max_registers,
+        has_out_buffer=form.has_out_buffer,
+        shared_bytes=shared,
+        spill_bytes=form.spill_bytes,
+        releases=RELEASES,
     )

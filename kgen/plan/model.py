@@ -78,10 +78,17 @@ class HopperPlan:
     keys: int  # of a tile
     stages: int  # tiles of keys, and as many of values, in shared memory
     registers: int  # of a thread that computes
+    load_registers: int  # of a thread of the warp that loads
     max_registers: int  # of every thread at the start
     has_out_buffer: bool  # outputs have shared memory of their own; else they leave through that of the queries
     shared_bytes: int
-    spill_bytes: int  # that a thread may spill, once a tile of work
+    spill_bytes: int  # that a thread may spill
+    releases: tuple[tuple[int, int], tuple[int, int]]  # of Triton, first and last, that compile what it is written in
+
+    @property
+    def releases_in_words(self) -> str:
+        """As modules and their warnings say it."""
+        return " to ".join(f"{major}.{minor}" for major, minor in self.releases)
 
     @property
     def rows(self) -> int:

@@ -63,8 +63,10 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "stages": plan.hopper.stages,
         # The first warpgroup is the program's own; then the others, and the warp that loads.
         "worker_warps": [4] * (groups - 1) + [1],
-        "worker_registers": [plan.hopper.registers] * (groups - 1) + [24],
+        "worker_registers": [plan.hopper.registers] * (groups - 1) + [plan.hopper.load_registers],
         "max_registers": plan.hopper.max_registers,
+        "releases": plan.hopper.releases,
+        "releases_in_words": plan.hopper.releases_in_words,
         "stride_unit": plan.stride_unit,
         "section_bytes": plan.section_bytes,
         "section_mib": plan.section_bytes >> 20,

@@ -121,6 +121,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "call_in_words": call_in_words(parameters),
             "signature": signature(parameters),
             "has_sm90": plan.hopper is not None,
+            "releases_in_words": plan.hopper.releases_in_words if plan.hopper is not None else "",
             "kernel": plan.kernel,
             "query_tensors": queries,
             "key_tensors": keys,

@@ -41,7 +41,7 @@ def fault(name: str) -> str | None:
 def module_fault(name: str) -> str | None:
     """Why ``name`` cannot name a kernel, ``None`` if it can."""
     if re.search(f"{_TARGET_SUFFIX}$", name):
-        return "the ending is kept for the forms of a kernel for one GPU"
+        return "endings such as _sm90 and _gfx942 are kept for the forms of a kernel for one GPU"
     return fault(name)
 
 

@@ -38,7 +38,7 @@ def check_fresh(specs: Sequence[LoadedSpec], root: Path) -> None:
         if not fresh:
             stale.append(f"{path} is not what its spec generates")
     if stale:
-        raise StaleError("\n".join([*stale, f"run: kgen build {' '.join(spec.display for spec in specs)}"]))
+        raise StaleError("\n".join(stale))
 
 
 def load_package(folder: Path) -> dict[str, ModuleType]:
