@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,8 +44,32 @@ def test_an_outlier_moves_neither_median_nor_quartiles() -> None:
     assert (loud.us, loud.q1, loud.q3) == (quiet.us, quiet.q1, quiet.q3)
 
 
-def test_turns_interleave_and_rotate() -> None:
-    assert list(timing.turns("abc", 4)) == ["a", "b", "c", "b", "c", "a", "c", "a", "b", "a", "b", "c"]
+def neighbours(rows: list[list[int]]) -> Counter[tuple[int, int]]:
+    return Counter(pair for row in rows for pair in itertools.pairwise(row))
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_each_candidate_follows_each_other_one_equally_often(n: int) -> None:
+    square = n * (1 + n % 2)
+    order = list(timing.turns(range(n), 2 * square))
+    rows = [order[start : start + n] for start in range(0, len(order), n)]
+    assert len(rows) == 2 * square
+    assert all(sorted(row) == list(range(n)) for row in rows), "every key once a round"
+    assert rows[:square] == rows[square:]
+    every = itertools.permutations(range(n), 2)
+    assert neighbours(rows[:square]) == dict.fromkeys(every, square // n)
+    for place in range(n):
+        assert Counter(row[place] for row in rows[:square]) == dict.fromkeys(range(n), square // n)
+
+
+@pytest.mark.parametrize("n", range(3, 13))
+def test_fewer_rounds_repeat_no_neighbours(n: int) -> None:
+    rows = timing.williams(n)
+    assert set(neighbours(rows[: n - 1]).values()) == {1}
+    assert all(before[-1] != after[0] for before, after in itertools.pairwise([*rows, rows[0]]))
+
+
+def test_no_candidates_take_no_turns() -> None:
     assert list(timing.turns((), 3)) == []
 
 
@@ -60,9 +85,20 @@ def test_rounds_follow_the_turns_with_each_candidates_number_of_samples() -> Non
     replays = {"slow": lambda: ("slow", 5000.0), "fast": lambda: ("fast", 500.0)}
     found = timing.interleaved(replays, clock, 3, failed=lambda *_: pytest.fail("none fails"))
     assert clock.order[:2] == [("slow", 3), ("fast", 3)]
-    rounds = [("slow", 5), ("fast", 50), ("fast", 50), ("slow", 5), ("slow", 5), ("fast", 50)]
+    # Of a turn the first 5 ms are not counted: one sample of the slow one, ten of the fast one.
+    rounds = [("slow", 6), ("fast", 60), ("fast", 60), ("slow", 6), ("slow", 6), ("fast", 60)]
     assert clock.order[2:] == rounds
     assert (found["slow"].us, found["fast"].us, found["fast"].samples) == (5000.0, 500.0, 150)
+
+
+def test_the_beginning_of_a_turn_is_not_counted() -> None:
+    class Cold(FakeClock):
+        def samples(self, replay: Callable[[], Any], count: int) -> list[float]:
+            return [1.0] * 5 + [1000.0] * (count - 5)
+
+    found = timing.interleaved({"one": lambda: None}, Cold(), 2, failed=lambda *_: pytest.fail("none fails"))
+    # The estimate is of cold samples: the most that may be.
+    assert (found["one"].us, found["one"].q1, found["one"].samples) == (1000.0, 1000.0, 2 * timing.MOST)
 
 
 def test_a_candidate_that_fails_in_a_late_round_costs_itself_alone() -> None:

@@ -82,7 +82,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Record:
-    """A run: where, with what, how, and what came of it. ``left_out`` says why workloads were not begun."""
+    """A run: where, with what, how, and what came of it. ``left_out`` says why workloads were not begun.
+
+    ``order`` is that of the candidates in a round and ``warm_up_ms`` the time at the beginning of a turn that is not
+    counted; both are of older runs where a record does not say.
+    """
 
     date: str
     kgen: str
@@ -94,6 +98,8 @@ class Record:
     ceilings: Mapping[str, Ceilings]
     rows: tuple[Row, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    order: str = "rotation"
+    warm_up_ms: float = 0.0
 
     @property
     def device_name(self) -> str:

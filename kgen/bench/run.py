@@ -21,7 +21,7 @@ from kgen.bench.inputs import UnsupportedError
 from kgen.bench.kernels import Kernels, NotGeneratedError
 from kgen.bench.peers import PEERS, Candidate
 from kgen.bench.record import KGEN, READ, Ceilings, Cell, Record, Row
-from kgen.bench.timing import GpuLostError, interleaved
+from kgen.bench.timing import ORDER, WARM_UP_MS, GpuLostError, interleaved
 from kgen.models.visibility import UncountedMaskError
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def run(
         baselines=tuple(peer.name for peer in PEERS if peer.is_baseline),
         ceilings={},
         rows=(),
+        order=ORDER,
+        warm_up_ms=WARM_UP_MS,
     )
     bench = _Bench(settings, on, told)
     try:

@@ -13,6 +13,8 @@ Replay = TypeVar("Replay", contravariant=True)
 Key = TypeVar("Key")
 
 ROUND_MS = 25.0  # of samples that one candidate takes in a round
+WARM_UP_MS = 5.0  # of samples before them that are not counted: the clock frequency is still the last candidate's
+ORDER = "Williams design"  # of the candidates in a round, as a record names it
 FEWEST, MOST = 3, 60  # samples of a round
 
 
@@ -51,15 +53,38 @@ def summary(rounds: Sequence[Sequence[float]]) -> Timing:
 
 
 def turns(keys: Sequence[Key], rounds: int) -> Iterator[Key]:
-    """Every key once a round. Each round begins one further, so that none always follows the same one."""
+    """Every key once a round, in the rows of a Williams design, which is begun again where there are more rounds.
+
+    What ran before a candidate leaves it the clock frequency and temperature; over the rows of the design each
+    candidate follows each other one equally often within a round.
+    """
+    rows = williams(len(keys))
     for number in range(rounds):
-        start = number % len(keys) if keys else 0
-        yield from (*keys[start:], *keys[:start])
+        yield from (keys[place] for place in rows[number % len(rows)])
 
 
-def repeats(estimate_us: float) -> int:
-    """Samples of a round for a call of about ``estimate_us``."""
-    return max(FEWEST, min(MOST, round(ROUND_MS * 1e3 / max(estimate_us, 1.0))))
+def williams(n: int) -> list[list[int]]:
+    """The rows of a row-complete Latin square of ``n`` treatments: n rows for even n, 2n for odd n.
+
+    E. J. Williams, 1949, "Experimental designs balanced for the estimation of residual effects of treatments". A row
+    is the zigzag 0, n - 1, 1, n - 2, ... plus a constant. For even n its steps are all of 1 .. n - 1. For odd n they
+    are the even ones, twice, so that every second row is reversed. Each ordered pair stands side by side once for
+    even n and twice for odd n; in the first n - 1 rows no pair does so twice. From three treatments on no row begins
+    with what the one before it ended with.
+    """
+    zigzag = [(-(place + 1) // 2) % n if place % 2 else place // 2 for place in range(n)]
+    if n % 2 == 0:
+        return [[(place + row) % n for place in zigzag] for row in range(max(1, n))]
+    rows = []
+    for row in range(n):
+        rows.append([(place + row) % n for place in zigzag])
+        rows.append([(place + row + 2) % n for place in reversed(zigzag)])
+    return rows
+
+
+def repeats(estimate_us: float, ms: float = ROUND_MS, fewest: int = FEWEST) -> int:
+    """Samples of a call of about ``estimate_us`` that take about ``ms``."""
+    return max(fewest, min(MOST, round(ms * 1e3 / max(estimate_us, 1.0))))
 
 
 def interleaved(
@@ -70,9 +95,9 @@ def interleaved(
 ) -> dict[Key, Timing]:
     """Time every candidate in ``rounds`` rounds; one that raises is told to ``failed`` and left out.
 
-    Raises ``GpuLostError`` as ``clock`` does.
+    A turn begins with about ``WARM_UP_MS`` of samples that are not counted. Raises ``GpuLostError`` as ``clock`` does.
     """
-    counts: dict[Key, int] = {}
+    counts: dict[Key, tuple[int, int]] = {}  # samples of a turn that warm up, and that are counted
     taken: dict[Key, list[list[float]]] = {}
 
     def attempt(key: Key, count: int) -> list[float] | None:
@@ -88,8 +113,9 @@ def interleaved(
     for key in replays:
         first = attempt(key, FEWEST)
         if first is not None:
-            counts[key], taken[key] = repeats(statistics.median(first)), []
+            estimate = statistics.median(first)
+            counts[key], taken[key] = (repeats(estimate, WARM_UP_MS, fewest=1), repeats(estimate)), []
     for key in turns(tuple(counts), rounds):
-        if key in taken and (samples := attempt(key, counts[key])) is not None:
-            taken[key].append(samples)
+        if key in taken and (samples := attempt(key, sum(counts[key]))) is not None:
+            taken[key].append(samples[counts[key][0] :])
     return {key: summary(samples) for key, samples in taken.items()}

@@ -79,8 +79,14 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, max=1000, help="Rounds that interleave the candidates.")
-    ] = 7,
+        int,
+        typer.Option(
+            "--rounds",
+            min=1,
+            max=1000,
+            help="Rounds that interleave the candidates; 12 are balanced for 2, 3, 4 and 6.",
+        ),
+    ] = 12,
     flush: Annotated[
         Flush, typer.Option("--flush", help="Empty L2 before each replay by writing 256 MB, or by reading 512 MB.")
     ] = Flush.WRITE,
