@@ -11,6 +11,8 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SASS = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _AMDGCN = re.compile(r"^\t([a-z]\w+)", re.MULTILINE)
 _ORDERED = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2")
+# A named barrier with its number; those below 8 are Triton's own.
+_BARRIER = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(BAR\.SYNC|BAR\.ARV)[A-Z0-9_.]*\s+0x([89a-f])\b")
 _SASS_MEMORY = frozenset({"LDG", "STG", "LDGSTS", "LDL", "STL", "LDS", "STS", "LD", "ST"})
 _SASS_WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}
 _AMDGCN_ENCODING = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
@@ -41,9 +43,19 @@ def sass_census(disassembly: str) -> tuple[tuple[str, int], ...]:
 
 
 def sass_order(disassembly: str) -> tuple[tuple[str, int], ...]:
-    """Asynchronous matrix products, waits for them and exponentials as the code has them, runs of one kind counted."""
-    kinds = (kind for opcode in _SASS.findall(disassembly) for kind in _ORDERED if opcode.startswith(kind))
+    """Asynchronous matrix products, waits for them, exponentials and the kernel's own barriers, in the code's order.
+
+    Runs of one kind are counted. A barrier's kind has its number, 8 to 15: ``BAR.SYNC 8``, ``BAR.ARV 9``.
+    """
+    kinds = (kind for line in disassembly.splitlines() if (kind := _ordered_kind(line)))
     return tuple((kind, sum(1 for _ in run)) for kind, run in itertools.groupby(kinds))
+
+
+def _ordered_kind(line: str) -> str | None:
+    if barrier := _BARRIER.match(line):
+        return f"{barrier[1]} {int(barrier[2], 16)}"
+    opcode = _SASS.match(line)
+    return next((kind for kind in _ORDERED if opcode and opcode[1].startswith(kind)), None)
 
 
 def _sass_kind(opcode: str) -> str:
