@@ -181,8 +181,8 @@ def test_merges_of_splits_wait_for_the_parts_where_they_are_launched_early(compi
         assert (count("PREEXIT") >= 1) == (is_early and kernel.kernel in parts), named(kernel)
 
 
-def test_the_form_for_hopper_overlaps_and_has_no_note_of_the_assembler(compiled: Compiled) -> None:
-    """Between the wait for scores and that for P . V stand all exponentials of a tile: the softmax runs meanwhile."""
+def test_the_form_for_hopper_takes_turns_and_has_no_note_of_the_assembler(compiled: Compiled) -> None:
+    """A warpgroup starts the products of a tile in its turn; all its exponentials come after it has passed the turn."""
     hopper = [kernel for kernel in compiled.report.kernels if kernel.launch.form == "sm_90"]
     planned = [module for module in compiled.modules if isinstance(module.plan, KernelPlan) and module.plan.hopper]
     assert {kernel.launch.module for kernel in hopper} == {str(module.path) for module in planned}
@@ -193,16 +193,22 @@ def test_the_form_for_hopper_overlaps_and_has_no_note_of_the_assembler(compiled:
         assert not kernel.resources.warnings, named(kernel)
         assert kernel.resources.count("UTMALDG"), named(kernel)
         assert kernel.resources.count("UTMASTG"), named(kernel)
-        order, wait = kernel.resources.order, ("WARPGROUP.DEPBAR", 1)
+        order, groups = kernel.resources.order, plan.hopper.groups
         # wgmma takes 16 at a time of what is summed: Q . K^T of a tile, and P . V of the one before.
-        step = ("HGMMA", plan.head_dim_qk // 16 + plan.hopper.keys // 16)
+        products = plan.head_dim_qk // 16 + plan.hopper.keys // 16
         exponentials = plan.hopper.keys // 2  # of a thread, of which 128 own 64 rows; and one or two of alpha
-        after = [order[index + 1 : index + 4] for index, run in enumerate(order) if run == step]
         loops = 1 + sum(edge is not None for edge in (plan.window.left, plan.window.right))
-        assert len(after) == plan.hopper.groups * loops, named(kernel)
-        for first, (kind, number), second in after:
-            assert (first, second, kind) == (wait, wait, "MUFU.EX2"), named(kernel)
-            assert exponentials <= number <= exponentials + 4, named(kernel)
+        for group in range(groups):
+            turn = (f"BAR.SYNC {8 + group}", 1)
+            steps = [order[index + 1 : index + 5] for index, run in enumerate(order) if run == turn]
+            assert len(steps) == loops, named(kernel)
+            for started, passed, waits, (kind, number) in steps:
+                assert started == ("HGMMA", products), named(kernel)
+                assert passed == (f"BAR.ARV {8 + (group + 1) % groups}", 1), named(kernel)
+                # For the scores, then for P . V: the largest score is found between them.
+                assert waits == ("WARPGROUP.DEPBAR", 2), named(kernel)
+                assert kind == "MUFU.EX2", named(kernel)
+                assert exponentials <= number <= exponentials + 4, named(kernel)
 
 
 def test_one_compile_serves_every_batch_and_length() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kgen.plan.blocks import next_power_of_2
 from kgen.plan.model import HopperPlan
 from kgen.spec.cache import PagedCache
 
@@ -27,6 +28,7 @@ class _Form:
 # By the widths of a key and of a value.
 _FORMS = {
     (64, 64): _Form(3, 128, 160, 128, has_out_buffer=True, spill_bytes=2304),
+    (96, 96): _Form(2, 128, 240, 168, has_out_buffer=True),
     (128, 128): _Form(2, 128, 240, 168, has_out_buffer=True),
     (192, 128): _Form(2, 128, 240, 168, has_out_buffer=False),
     (256, 256): _Form(2, 64, 240, 168, has_out_buffer=False),
@@ -44,12 +46,14 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     is_dense = kernel.layout in ("bhsd", "bshd") and not kernel.padded and not isinstance(kernel.kv, PagedCache)
     if form is None or "sm_90" not in spec.targets or spec.dtype == "float32" or not is_dense:
         return None
+    v_width = next_power_of_2(v)
     # Rings of keys and of values, queries and outputs of each warpgroup; barriers and the next tile in half a KB.
     rows = 64 * form.groups
-    shared = 2 * (STAGES * form.keys * (qk + v) + rows * (qk + v * form.has_out_buffer)) + 512
+    shared = 2 * (STAGES * form.keys * (qk + v_width) + rows * (qk + v_width * form.has_out_buffer)) + 512
     return HopperPlan(
         groups=form.groups,
         keys=form.keys,
+        v_width=v_width,
         stages=STAGES,
         registers=form.registers,
         load_registers=LOAD_REGISTERS,

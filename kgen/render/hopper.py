@@ -40,14 +40,14 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "group_size": plan.group_size,
         "blocks": blocks,
         "head_dim_qk": plan.head_dim_qk,
-        "head_dim_v": plan.head_dim_v,
+        "v_width": plan.hopper.v_width,
         "kv_head": "kv_head" if plan.group_size > 1 else "head",
         "k_tiles": ", ".join(f"k_buffer{d.suffix}.index(stage)" for d in blocks),
         "has_out_buffer": plan.hopper.has_out_buffer,
         "descriptors": ",\n        ".join(
             [f"_descriptor(q, 64, {d.width})" for d in blocks]
             + [f"_descriptor(k, {plan.hopper.keys}, {d.width})" for d in blocks]
-            + [f"_descriptor(v, {plan.hopper.keys}, {plan.head_dim_v})", f"_descriptor(out, 64, {plan.head_dim_v})"]
+            + [f"_descriptor(v, {plan.hopper.keys}, {plan.hopper.v_width})", f"_descriptor(out, 64, {plan.hopper.v_width})"]
         ),
         "window": plan.window,
         "longest_last": plan.window.right is not None and plan.window.left is None,

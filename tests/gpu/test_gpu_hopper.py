@@ -32,6 +32,7 @@ COMMITTED = {
 TWO_SIDED = {"kind": "window", "left": 70, "right": 200}
 LAYERS = {
     "d64-window": {"heads": 4, "kv_heads": 2, "head_dim": 64, "mask": TWO_SIDED},
+    "d96-window": {"heads": 4, "kv_heads": 2, "head_dim": 96, "mask": TWO_SIDED},
     "d128-window": {"heads": 4, "kv_heads": 2, "head_dim": 128, "mask": TWO_SIDED},
     "d192-v128": {"heads": 4, "kv_heads": 4, "head_dim": 192, "head_dim_v": 128},
     "d192-v128-window": {"heads": 4, "kv_heads": 4, "head_dim": 192, "head_dim_v": 128, "mask": TWO_SIDED},
@@ -123,7 +124,7 @@ def find_sanitizer():
     ("tool", "clean"), [("memcheck", "ERROR SUMMARY: 0 errors"), ("racecheck", "RACECHECK SUMMARY: 0 hazards")]
 )
 @pytest.mark.parametrize(
-    "widths", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=lambda pair: f"{pair[0]}-{pair[1]}"
+    "widths", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=lambda pair: f"{pair[0]}-{pair[1]}"
 )
 def test_compute_sanitizer_finds_nothing(tool, clean, widths, tmp_path):
     sanitizer = find_sanitizer()
