@@ -20,7 +20,7 @@ from kgen.aot import (
     record_launches,
 )
 from kgen.aot.calls import Sizes
-from kgen.aot.machine_code import amdgcn_census, amdgcn_metadata, ptxas_resources, ptxas_warnings, sass_census
+from kgen.aot.machine_code import amdgcn_census, amdgcn_metadata, ptxas_resources, ptxas_warnings, sass_census, sass_order
 from kgen.errors import InputError
 from tests.aot_support import assert_vectorised
 
@@ -279,6 +279,26 @@ def test_sass_census_keeps_the_width_of_memory_instructions() -> None:
         "HGMMA": 1,
         "STL.64": 1,
     }
+
+
+def test_sass_order_keeps_products_waits_exponentials_and_own_barriers() -> None:
+    disassembly = """
+        /*0010*/                   BAR.SYNC.DEFER_BLOCKING 0x1, 0x80 ;
+        /*0020*/                   BAR.SYNC.DEFER_BLOCKING 0x8, 0x100 ;
+        /*0030*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], !UPT ;
+        /*0040*/                   UIADD3 UR4, UR4, 0x2, URZ ;
+        /*0050*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0060*/                   BAR.ARV 0xa, 0x100 ;
+        /*0070*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0080*/               @P0 MUFU.EX2 R7, R8 ;
+    """
+    assert sass_order(disassembly) == (
+        ("BAR.SYNC 8", 1),
+        ("HGMMA", 2),
+        ("BAR.ARV 10", 1),
+        ("WARPGROUP.DEPBAR", 1),
+        ("MUFU.EX2", 1),
+    )
 
 
 def test_amdgcn_is_read_with_its_metadata() -> None:
