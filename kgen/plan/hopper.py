@@ -43,8 +43,8 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     """The plan of the form for sm_90; None where the portable kernel runs there too."""
     qk, v = layer.head_dim_qk, layer.head_dim_v
     form = _FORMS.get((qk, v)) if layer.head_dim_pe is None else None
-    is_dense = kernel.layout in ("bhsd", "bshd") and not kernel.padded and not isinstance(kernel.kv, PagedCache)
-    if form is None or "sm_90" not in spec.targets or spec.dtype == "float32" or not is_dense:
+    is_contiguous = not kernel.padded and not isinstance(kernel.kv, PagedCache)
+    if form is None or "sm_90" not in spec.targets or spec.dtype == "float32" or not is_contiguous:
         return None
     v_width = next_power_of_2(v)
     # Rings of keys and of values, queries and outputs of each warpgroup; barriers and the next tile in half a KB.

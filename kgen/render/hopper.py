@@ -22,18 +22,59 @@ def _loops(window: Window) -> list[tuple[str, bool]]:
     return [*loops, ("key_tile >= gl.maximum(full_begin, begin)", False), ("key_tile >= begin", True)]
 
 
+def _dense() -> dict[str, object]:
+    """Names of a batch with an axis of its own."""
+    sizes = ["M", "N", "row_tiles", "batch_heads", "heads_per_section"]
+    return {
+        "form": "dense",
+        "run_arguments": "q, k, v, out, lse",
+        "publish": "next_tile.store(gl.full([1], tile, gl.int32, layout))",
+        "at_batch": "batch",
+        "at_queries": "",
+        "at_keys": "",
+        "outputs": "lse_ptr",
+        "lse_rows": "lse_ptr + batch_head.to(gl.int64) * M",
+        "sizes": ", ".join(sizes),
+        "kernel_sizes": [*sizes, "num_tiles"],
+        "unspecialised": ", ".join(f'"{name}"' for name in [*sizes, "num_tiles"]),
+    }
+
+
+def _packed(plan: KernelPlan) -> dict[str, object]:
+    """Names of a packed batch, whose requests follow each other."""
+    sizes = ["qo_indptr", "kv_indptr", "num_requests", "max_qo_len", "num_rows"]
+    return {
+        "form": "packed",
+        "run_arguments": "q, k, v, qo_indptr, kv_indptr, max_qo_len, out, lse",
+        "publish": "next_tile.index(0).store(gl.full([1], request, gl.int32, layout))\n"
+        "        next_tile.index(1).store(gl.full([1], tile - first, gl.int32, layout))",
+        "at_batch": "0",
+        "at_queries": "q_start + ",
+        "at_keys": "kv_start + ",
+        "outputs": "lse_ptr, out_ptr, stride_ot, stride_oh",
+        "lse_rows": "lse_ptr + head.to(gl.int64) * num_rows + q_start",
+        "sizes": ", ".join(sizes),
+        "kernel_sizes": ["out_ptr", "stride_ot", "stride_oh", *sizes],
+        "unspecialised": ", ".join(f'"{name}"' for name in ["stride_ot", "stride_oh", *sizes[2:]]),
+    }
+
+
 def hopper_context(plan: KernelPlan) -> dict[str, object]:
     """Names of ``sm90/prefill.py.j2``."""
     assert plan.hopper is not None
     assert plan.prefill is not None
     groups, loops = plan.hopper.groups, _loops(plan.window)
     blocks = named(plan.qk_blocks, "d")
+    is_packed = plan.prefill.layout == "ragged"
     is_windowed = plan.window.left is not None or plan.window.right is not None
     return {
         "title": f"{plan.spec_name}: {plan.kernel}",
         "kernel": plan.kernel,
         "layout": plan.prefill.layout,
-        "lse_shape": f"B, {plan.num_qo_heads}, M",
+        "lse_shape": f"{plan.num_qo_heads}, Tq" if is_packed else f"B, {plan.num_qo_heads}, M",
+        **(_packed(plan) if is_packed else _dense()),
+        "out_tile": "out_tile" if plan.hopper.has_out_buffer else f"q_tile{blocks[0].suffix}",
+        "head_dim_v": plan.head_dim_v,
         "dtype": plan.dtype,
         "asm_dtype": _ASM_DTYPES[plan.dtype],
         "num_qo_heads": plan.num_qo_heads,
