@@ -78,7 +78,7 @@ WIDE = {"head_dim": 192, "head_dim_v": 128}
 
 
 @pytest.mark.parametrize(
-    "facts", [{}, {"head_dim": 64}, {"head_dim": 96}, WIDE, {"head_dim": 256}, {"dtype": "float16"}, {"prefill": {"layout": "bshd"}}]
+    "facts", [{}, {"head_dim": 64}, {"head_dim": 96}, WIDE, {"head_dim": 256}, {"dtype": "float16"}, {"prefill": {"layout": "bshd"}}, {"prefill": {"layout": "ragged"}}]
 )
 def test_who_has_the_form(facts: dict[str, Any]) -> None:
     assert plan_of(layer(**facts)).hopper is not None
@@ -92,7 +92,6 @@ def test_who_has_the_form(facts: dict[str, Any]) -> None:
         {"head_dim_v": 64},
         {"head_dim_pe": 64},
         {"prefill": {"padded": True}},
-        {"prefill": {"layout": "ragged"}},
         {"prefill": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 128}}},
         {"targets": ["sm_80", "sm_100"]},
     ],
@@ -109,7 +108,7 @@ def test_explain_tells_of_it() -> None:
 
 def variants() -> list[KernelPlan]:
     facts: tuple[dict[str, Any], ...] = ({"head_dim": 64}, {"head_dim": 96}, {"head_dim": 128}, WIDE, {"head_dim": 256})
-    every = itertools.product(WINDOWS, facts, ("bhsd", "bshd"))
+    every = itertools.product(WINDOWS, facts, ("bhsd", "bshd", "ragged"))
     return [plan_of(layer(mask, **dims, prefill={"layout": order})) for mask, dims, order in every]
 
 
