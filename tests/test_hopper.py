@@ -136,9 +136,16 @@ def test_the_source_is_clean(plan: KernelPlan) -> None:
     assert defined <= {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
-def test_the_context_has_the_names_that_the_template_reads() -> None:
-    parsed = environment().parse((templates_dir() / "sm90/prefill.py.j2").read_text(encoding="utf-8"))
-    assert set(hopper_context(plan_of(layer()))) == meta.find_undeclared_variables(parsed)
+@pytest.mark.parametrize("order", ["bhsd", "ragged"])
+def test_the_context_has_the_names_that_the_template_and_its_parts_read(order: str) -> None:
+    context = hopper_context(plan_of(layer(prefill={"layout": order})))
+    files = ["sm90/prefill.py.j2", "parts/sm90_load_tile.j2"]
+    files += [f"parts/sm90_{part}_{context['form']}.j2" for part in ("produce", "run")]
+    read: set[str] = set()
+    for file in files:
+        read |= meta.find_undeclared_variables(environment().parse((templates_dir() / file).read_text(encoding="utf-8")))
+    assert read <= set(context)
+    assert set(context) - read <= ({"layout"} if order == "ragged" else {"at_batch"} - read)
 
 
 def functions(plan: KernelPlan) -> dict[str, Any]:
