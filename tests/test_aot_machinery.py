@@ -20,7 +20,14 @@ from kgen.aot import (
     record_launches,
 )
 from kgen.aot.calls import Sizes
-from kgen.aot.machine_code import amdgcn_census, amdgcn_metadata, ptxas_resources, ptxas_warnings, sass_census, sass_order
+from kgen.aot.machine_code import (
+    amdgcn_census,
+    amdgcn_metadata,
+    ptxas_resources,
+    ptxas_warnings,
+    sass_census,
+    sass_order,
+)
 from kgen.errors import InputError
 from tests.aot_support import assert_vectorised
 

@@ -78,7 +78,17 @@ WIDE = {"head_dim": 192, "head_dim_v": 128}
 
 
 @pytest.mark.parametrize(
-    "facts", [{}, {"head_dim": 64}, {"head_dim": 96}, WIDE, {"head_dim": 256}, {"dtype": "float16"}, {"prefill": {"layout": "bshd"}}, {"prefill": {"layout": "ragged"}}]
+    "facts",
+    [
+        {},
+        {"head_dim": 64},
+        {"head_dim": 96},
+        WIDE,
+        {"head_dim": 256},
+        {"dtype": "float16"},
+        {"prefill": {"layout": "bshd"}},
+        {"prefill": {"layout": "ragged"}},
+    ],
 )
 def test_who_has_the_form(facts: dict[str, Any]) -> None:
     assert plan_of(layer(**facts)).hopper is not None
@@ -143,7 +153,9 @@ def test_the_context_has_the_names_that_the_template_and_its_parts_read(order: s
     files += [f"parts/sm90_{part}_{context['form']}.j2" for part in ("produce", "run")]
     read: set[str] = set()
     for file in files:
-        read |= meta.find_undeclared_variables(environment().parse((templates_dir() / file).read_text(encoding="utf-8")))
+        read |= meta.find_undeclared_variables(
+            environment().parse((templates_dir() / file).read_text(encoding="utf-8"))
+        )
     assert read <= set(context)
     assert set(context) - read <= ({"layout"} if order == "ragged" else {"at_batch"} - read)
 

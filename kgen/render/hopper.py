@@ -88,7 +88,10 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "descriptors": ",\n        ".join(
             [f"_descriptor(q, 64, {d.width})" for d in blocks]
             + [f"_descriptor(k, {plan.hopper.keys}, {d.width})" for d in blocks]
-            + [f"_descriptor(v, {plan.hopper.keys}, {plan.hopper.v_width})", f"_descriptor(out, 64, {plan.hopper.v_width})"]
+            + [
+                f"_descriptor(v, {plan.hopper.keys}, {plan.hopper.v_width})",
+                f"_descriptor(out, 64, {plan.hopper.v_width})",
+            ]
         ),
         "window": plan.window,
         "longest_last": plan.window.right is not None and plan.window.left is None,

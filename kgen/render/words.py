@@ -137,7 +137,7 @@ LENGTHS = {
         position="Query row i of a request with qo_len queries and kv_len keys sits at position i + kv_len - qo_len "
         "(bottom-right aligned)",
         laws=(
-            "Rows of q that no request owns, such as those past qo_indptr[B], are not read, and their rows of out and "
+            "Rows of q that no request owns, such as those past qo_indptr[B], do not matter, and their rows of out and "
             "lse are not written.",
             "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
         ),
@@ -156,7 +156,7 @@ LENGTHS = {
         position="Query row i of a request with qo_len queries and kv_len = seq_lens[b] keys sits at position "
         "i + kv_len - qo_len (bottom-right aligned)",
         laws=(
-            "Rows of q that no request owns, such as those past qo_indptr[B], are not read, and their rows of out and "
+            "Rows of q that no request owns, such as those past qo_indptr[B], do not matter, and their rows of out and "
             "lse are not written.",
             "The launch depends on shapes and max_qo_len only, so that a CUDA graph serves any lengths within it.",
         ),

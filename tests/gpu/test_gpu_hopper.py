@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ COMMITTED = {
     loaded.spec.name: loaded
     for loaded in load(find([ROOT / "specs"]))
     if (ROOT / "generated" / loaded.spec.name / "prefill_sm90.py").exists()
+    and loaded.spec.kernels["prefill"].layout != "ragged"
 }
 TWO_SIDED = {"kind": "window", "left": 70, "right": 200}
 LAYERS = {
@@ -110,6 +112,68 @@ def test_form_is_right_among_nan_and_gives_the_same_bits_again(name, tmp_path, g
         want = module.attention(*tensors, return_lse=True) if change else first
         assert torch.equal(replayed[0], want[0])
         assert torch.equal(replayed[1], want[1])
+
+
+@pytest.mark.parametrize("mask", [{"kind": "causal"}, {"kind": "full"}, TWO_SIDED], ids=lambda mask: mask["kind"])
+@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_packed_requests_end_where_they_end(mask, widths, tmp_path, gpu):
+    """Values against each request alone; rows of no request hold NaN and stay; a graph serves other lengths."""
+    loaded = load_spec(
+        dtype="bfloat16",
+        heads=4,
+        kv_heads=2,
+        head_dim=widths[0],
+        head_dim_v=widths[1],
+        mask=mask,
+        kernels={"prefill": {"layout": "ragged"}},
+    )
+    write(loaded, tmp_path)
+    module, spec = load_package(tmp_path / loaded.spec.name)["prefill"], loaded.spec
+    rows = 1500
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.full((rows, heads, dim), float("nan"), device=gpu, dtype=torch.bfloat16)
+        for heads, dim in ((4, widths[0]), (2, widths[0]), (2, widths[1]))
+    )
+    out = torch.full((rows, 4, widths[1]), float("nan"), device=gpu, dtype=torch.bfloat16)
+
+    def bounds(*lengths):
+        return torch.tensor([0, *lengths], device=gpu).cumsum(0).int()
+
+    qo_indptr, kv_indptr = bounds(1, 127, 0, 129, 64, 300), bounds(5, 127, 9, 0, 64, 700)
+    call = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "max_qo_len": 300, "out": out, "return_lse": True}
+    assert module.form(q, k, v, **call) == "sm_90"
+    module.attention(q, k, v, **call)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, lse = module.attention(q, k, v, **call)
+    for queries, keys in (
+        ((1, 127, 0, 129, 64, 300), (5, 127, 9, 0, 64, 700)),
+        ((0, 300, 2, 64, 0, 1), (0, 900, 0, 65, 3, 9)),
+    ):
+        qo_indptr.copy_(bounds(*queries))
+        kv_indptr.copy_(bounds(*keys))
+        for tensor, ends in ((q, qo_indptr), (k, kv_indptr), (v, kv_indptr)):
+            tensor.fill_(float("nan"))
+            tensor[: ends[-1]].normal_()
+        results = []
+        for _ in range(REPEATS):
+            out.fill_(float("nan"))
+            graph.replay()
+            assert out[qo_indptr[-1] :].isnan().all()
+            results.append((out[: qo_indptr[-1]].clone(), lse[:, : qo_indptr[-1]].clone()))
+        assert all(torch.equal(a, b) for pair in results[1:] for a, b in zip(pair, results[0], strict=True))
+        for (q0, q1), (k0, k1) in zip(pairwise(qo_indptr.tolist()), pairwise(kv_indptr.tolist()), strict=True):
+            if q1 == q0:
+                continue
+            if k1 == k0:
+                assert not results[0][0][q0:q1].any()
+                assert (results[0][1][:, q0:q1] == float("-inf")).all()
+                continue
+            alone = (x[a:b].transpose(0, 1)[None] for x, a, b in ((q, q0, q1), (k, k0, k1), (v, k0, k1)))
+            got = results[0][0][q0:q1].transpose(0, 1)[None], results[0][1][None, :, q0:q1]
+            comparison = compare(expect(spec, *alone), *got)
+            assert comparison.message is None, comparison.message
 
 
 def find_sanitizer():
