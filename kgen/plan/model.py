@@ -76,9 +76,7 @@ class HopperPlan:
 
     groups: int  # warpgroups that compute, 64 query rows each
     keys: int  # of a tile
-    v_width: (
-        int  # columns of values and outputs in shared memory: TMA fills those past the head, and stores none of them
-    )
+    v_width: int  # columns of values and outputs in shared memory: TMA fills those past the head, stores none
     stages: int  # tiles of keys, and as many of values, in shared memory
     registers: int  # of a thread that computes
     load_registers: int  # of a thread of the warp that loads
