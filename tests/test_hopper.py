@@ -6,7 +6,7 @@ import ast
 import itertools
 import warnings
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -160,18 +160,32 @@ def test_the_context_has_the_names_that_the_template_and_its_parts_read(order: s
     assert set(context) - read <= ({"layout"} if order == "ragged" else {"at_batch"} - read)
 
 
+class Memory(NamedTuple):
+    """A pointer into numbers."""
+
+    numbers: list[int]
+    at: int = 0
+
+    def __add__(self, step: int) -> Memory:  # type: ignore[override]
+        return Memory(self.numbers, self.at + step)
+
+
+def _loaded(where: Memory, *, mask: bool = True, other: int = 0) -> int:
+    return where.numbers[where.at] if mask else other
+
+
 def functions(plan: KernelPlan) -> dict[str, Any]:
     """The scalar functions of a form as plain Python, and the bounds of its loops as functions."""
     tree = ast.parse(render_hopper(plan))
     scope: dict[str, Any] = {
         # As a GPU divides: towards zero.
-        "gl": SimpleNamespace(minimum=min, maximum=max, cdiv=lambda x, y: int((x + y - 1) / y)),
+        "gl": SimpleNamespace(minimum=min, maximum=max, cdiv=lambda x, y: int((x + y - 1) / y), load=_loaded),
         "_GROUPS": plan.hopper.groups if plan.hopper else 0,
         "_ROWS": 64,
         "_KEYS": plan.hopper.keys if plan.hopper else 0,
     }
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in ("_key_tiles", "_place"):
+        if isinstance(node, ast.FunctionDef) and node.name in ("_key_tiles", "_place", "_work", "_find"):
             node.decorator_list = []
             exec(compile(ast.Module([node], []), "form", "exec"), scope)
     for bound in ast.walk(tree):
@@ -218,6 +232,34 @@ def test_the_tiles_of_work_are_each_taken_once() -> None:
         taken = [place(tile, row_tiles, heads, section) for tile in range(row_tiles * heads)]
         assert sorted(taken) == sorted(itertools.product(range(row_tiles), range(heads)))
         assert taken[0][0] == row_tiles - 1, "the longest rows come first"
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("lengths", [[], [0], [5], [0, 0, 1, 128, 129, 0, 700, 0], [3000, 1, 0, 2]])
+def test_the_tiles_of_a_packed_batch_are_each_found_once(lengths: list[int], mask: str) -> None:
+    plan = plan_of(layer(mask, prefill={"layout": "ragged"}))
+    assert plan.hopper is not None
+    scope, heads = functions(plan), plan.num_qo_heads
+    queries = list(itertools.accumulate([7, *lengths]))
+    keys = list(itertools.accumulate([3, *(3 * length for length in lengths)]))
+    sizes = (Memory(queries), Memory(keys), len(lengths), max(lengths, default=0), 0)
+    want = [
+        (queries[b], length, 3 * length, row_tile, head)
+        for b, length in enumerate(lengths)
+        for row_tile in range(-(-length // plan.hopper.rows))
+        for head in range(heads)
+    ]
+    for programs in (1, 3, 132):  # each finds every third tile, say, onward from the one before
+        found = []
+        for program in range(programs):
+            request, first, count = scope["_find"](program, -1, 0, 0, sizes)
+            tile = program
+            while request < len(lengths):
+                row_tile, head, q_start, M, N = scope["_work"](request, tile - first, sizes)
+                found.append((q_start, M, N, row_tile, head))
+                tile += programs
+                request, first, count = scope["_find"](tile, request, first, count, sizes)
+        assert sorted(found) == sorted(want)
 
 
 @pytest.fixture
