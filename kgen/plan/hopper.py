@@ -47,9 +47,9 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     if form is None or "sm_90" not in spec.targets or spec.dtype == "float32" or not is_contiguous:
         return None
     v_width = next_power_of_2(v)
-    # Rings of keys and of values, queries and outputs of each warpgroup; barriers and the next tile in half a KB.
+    # Rings of keys and of values, queries and outputs of each warpgroup; barriers and reductions in 1 KB.
     rows = 64 * form.groups
-    shared = 2 * (STAGES * form.keys * (qk + v_width) + rows * (qk + v_width * form.has_out_buffer)) + 512
+    shared = 2 * (STAGES * form.keys * (qk + v_width) + rows * (qk + v_width * form.has_out_buffer)) + 1024
     return HopperPlan(
         groups=form.groups,
         keys=form.keys,
