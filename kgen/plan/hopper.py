@@ -35,17 +35,31 @@ _FORMS = {
 }
 STAGES = 2
 LOAD_REGISTERS = 24
+SWIZZLED_ROWS = 8
 # Gluon is experimental: the releases of Triton that compile the form.
 RELEASES = ((3, 6), (3, 9))
+
+
+def _locate(page_size: int, keys: int) -> str | None:
+    """How a tile of keys is copied from pages; None where their ends do not meet or TMA cannot copy a page."""
+    if page_size % keys == 0:
+        return "page"
+    # Shared memory is swizzled in blocks of 8 rows: a copy writes whole ones.
+    return "pages" if keys % page_size == 0 and page_size % SWIZZLED_ROWS == 0 else None
 
 
 def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) -> HopperPlan | None:
     """The plan of the form for sm_90; None where the portable kernel runs there too."""
     qk, v = layer.head_dim_qk, layer.head_dim_v
     form = _FORMS.get((qk, v)) if layer.head_dim_pe is None else None
-    is_contiguous = not kernel.padded and not isinstance(kernel.kv, PagedCache)
-    if form is None or "sm_90" not in spec.targets or spec.dtype == "float32" or not is_contiguous:
+    if form is None or "sm_90" not in spec.targets or spec.dtype == "float32":
         return None
+    locate = "rows"
+    if isinstance(kernel.kv, PagedCache):
+        found = _locate(kernel.kv.page_size, form.keys)
+        if found is None:
+            return None
+        locate = found
     v_width = next_power_of_2(v)
     # Rings of keys and of values, queries and outputs of each warpgroup; barriers and reductions in 1 KB.
     rows = 64 * form.groups
@@ -53,6 +67,7 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     return HopperPlan(
         groups=form.groups,
         keys=form.keys,
+        locate=locate,
         v_width=v_width,
         stages=STAGES,
         registers=form.registers,

@@ -76,6 +76,7 @@ class HopperPlan:
 
     groups: int  # warpgroups that compute, 64 query rows each
     keys: int  # of a tile
+    locate: str  # "rows" | "page" | "pages": parts/sm90_load_keys_<locate>; a page holds tiles, or a tile holds pages
     v_width: int  # columns of values and outputs in shared memory: TMA fills those past the head, stores none
     stages: int  # tiles of keys, and as many of values, in shared memory
     registers: int  # of a thread that computes

@@ -22,40 +22,90 @@ def _loops(window: Window) -> list[tuple[str, bool]]:
     return [*loops, ("key_tile >= gl.maximum(full_begin, begin)", False), ("key_tile >= begin", True)]
 
 
-def _dense() -> dict[str, object]:
+_INDEX_ARGUMENTS = {
+    "shapes": (),
+    "seq_lens": ("seq_lens",),
+    "indptr": ("qo_indptr", "kv_indptr", "max_qo_len"),
+    "chunks": ("qo_indptr", "block_table", "seq_lens", "max_qo_len"),
+}
+
+
+def run_arguments(plan: KernelPlan) -> str:
+    """The arguments of the form's ``run``."""
+    assert plan.prefill is not None
+    keys = ("k", "v") if plan.prefill.page_size is None else ("k_cache", "v_cache")
+    return ", ".join(("q", *keys, *_INDEX_ARGUMENTS[plan.prefill.lengths], "out", "lse"))
+
+
+def _dense(plan: KernelPlan) -> dict[str, object]:
     """Names of a batch with an axis of its own."""
-    sizes = ["M", "N", "row_tiles", "batch_heads", "heads_per_section"]
+    assert plan.prefill is not None
+    is_padded = plan.prefill.lengths == "seq_lens"
+    sizes = ["num_rows" if is_padded else "M", "seq_lens" if is_padded else "N"]
+    sizes += ["row_tiles", "batch_heads", "heads_per_section"]
+    kernel_sizes = [*sizes, "num_tiles"]
     return {
-        "form": "dense",
-        "run_arguments": "q, k, v, out, lse",
+        "batch": "dense",
+        "work": "padded" if is_padded else None,
+        "queries": "N" if is_padded else "M",
+        "to_key": "" if is_padded else " + N - M",
+        "row_count": sizes[0],
+        "values_end": is_padded,
+        "after_values": "Padding follows the request's keys",
         "publish": "next_tile.store(gl.full([1], tile, gl.int32, layout))",
         "at_batch": "batch",
         "at_queries": "",
         "at_keys": "",
         "outputs": "lse_ptr",
-        "lse_rows": "lse_ptr + batch_head.to(gl.int64) * M",
-        "sizes": ", ".join(sizes),
-        "kernel_sizes": [*sizes, "num_tiles"],
-        "unspecialised": ", ".join(f'"{name}"' for name in [*sizes, "num_tiles"]),
+        "lse_rows": f"lse_ptr + batch_head.to(gl.int64) * {sizes[0]}",
+        "sizes": sizes,
+        "kernel_sizes": kernel_sizes,
+        "more_to_load": ", num_tiles",
+        "unspecialised": ", ".join(f'"{name}"' for name in kernel_sizes if name != "seq_lens"),
     }
 
 
 def _packed(plan: KernelPlan) -> dict[str, object]:
     """Names of a packed batch, whose requests follow each other."""
-    sizes = ["qo_indptr", "kv_indptr", "num_requests", "max_qo_len", "num_rows"]
-    return {
-        "form": "packed",
-        "run_arguments": "q, k, v, qo_indptr, kv_indptr, max_qo_len, out, lse",
+    assert plan.prefill is not None
+    assert plan.hopper is not None
+    page_size, keys = plan.prefill.page_size, plan.hopper.keys
+    key_lengths = "kv_indptr" if page_size is None else "seq_lens"
+    sizes = ["qo_indptr", key_lengths, "num_requests", "max_qo_len", "num_rows"]
+    table = [] if page_size is None else ["block_table", "stride_tb"]
+    page_ids = ["page_ids"] if plan.hopper.locate == "pages" else []
+    kernel_sizes = ["out_ptr", "stride_ot", "stride_oh", *sizes, *table]
+    pointers = ("out_ptr", "qo_indptr", key_lengths, "block_table")
+    names: dict[str, object] = {
+        "batch": "packed",
+        "work": "packed",
+        "queries": "M",
+        "to_key": " + N - M",
+        "row_count": "M",
+        "values_end": True,
         "publish": "next_tile.index(0).store(gl.full([1], request, gl.int32, layout))\n"
         "        next_tile.index(1).store(gl.full([1], tile - first, gl.int32, layout))",
         "at_batch": "0",
         "at_queries": "q_start + ",
         "at_keys": "kv_start + ",
+        "key_lengths": key_lengths,
         "outputs": "lse_ptr, out_ptr, stride_ot, stride_oh",
         "lse_rows": "lse_ptr + head.to(gl.int64) * num_rows + q_start",
-        "sizes": ", ".join(sizes),
-        "kernel_sizes": ["out_ptr", "stride_ot", "stride_oh", *sizes],
-        "unspecialised": ", ".join(f'"{name}"' for name in ["stride_ot", "stride_oh", *sizes[2:]]),
+        "sizes": sizes,
+        "kernel_sizes": kernel_sizes,
+        "more_to_load": "".join(f", {name}" for name in [*page_ids, *table]),
+        "unspecialised": ", ".join(f'"{name}"' for name in kernel_sizes if name not in pointers),
+    }
+    if page_size is None:
+        return names | {
+            "keys_of_request": "gl.load(kv_indptr + request + 1) - gl.load(kv_indptr + request)",
+            "after_values": "The keys of the next request follow those of this one",
+        }
+    return names | {
+        "keys_of_request": "gl.load(seq_lens + request)",
+        "after_values": "The last page goes on behind the request's keys",
+        "page_size": page_size,
+        "at_token": "start_n" if page_size > keys else "0",
     }
 
 
@@ -66,13 +116,17 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
     groups, loops = plan.hopper.groups, _loops(plan.window)
     blocks = named(plan.qk_blocks, "d")
     is_packed = plan.prefill.layout == "ragged"
+    k, v = ("k", "v") if plan.prefill.page_size is None else ("k_cache", "v_cache")
+    key_rows = min(plan.hopper.keys, plan.prefill.page_size or plan.hopper.keys)  # of one copy
     is_windowed = plan.window.left is not None or plan.window.right is not None
     return {
         "title": f"{plan.spec_name}: {plan.kernel}",
         "kernel": plan.kernel,
         "layout": plan.prefill.layout,
+        "locate": plan.hopper.locate,
+        "run_arguments": run_arguments(plan),
         "lse_shape": f"{plan.num_qo_heads}, Tq" if is_packed else f"B, {plan.num_qo_heads}, M",
-        **(_packed(plan) if is_packed else _dense()),
+        **(_packed(plan) if is_packed else _dense(plan)),
         "out_tile": "out_tile" if plan.hopper.has_out_buffer else f"q_tile{blocks[0].suffix}",
         "head_dim_v": plan.head_dim_v,
         "dtype": plan.dtype,
@@ -87,9 +141,9 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "has_out_buffer": plan.hopper.has_out_buffer,
         "descriptors": ",\n        ".join(
             [f"_descriptor(q, 64, {d.width})" for d in blocks]
-            + [f"_descriptor(k, {plan.hopper.keys}, {d.width})" for d in blocks]
+            + [f"_descriptor({k}, {key_rows}, {d.width})" for d in blocks]
             + [
-                f"_descriptor(v, {plan.hopper.keys}, {plan.hopper.v_width})",
+                f"_descriptor({v}, {key_rows}, {plan.hopper.v_width})",
                 f"_descriptor(out, 64, {plan.hopper.v_width})",
             ]
         ),
@@ -98,8 +152,7 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "loops": loops,
         "masks_later": any(masked for _, masked in loops),
         "m_ref": "m_ref" if any(masked for _, masked in loops) else "m_new",
-        "of_rows": "row_tile, M, " if is_windowed else "",
-        "rows_seen": "rows, M, " if is_windowed else "",
+        "is_windowed": is_windowed,
         "scale_log2": repr(plan.sm_scale * LOG2_E),
         "groups": groups,
         "rows": plan.hopper.rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kgen.render.hopper import run_arguments
 from kgen.render.names import common, key_axes, page_axes, tensors
 from kgen.render.words import (
     LENGTHS,
@@ -121,6 +122,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "call_in_words": call_in_words(parameters),
             "signature": signature(parameters),
             "has_sm90": plan.hopper is not None,
+            "sm90_arguments": run_arguments(plan),
             "releases_in_words": plan.hopper.releases_in_words if plan.hopper is not None else "",
             "kernel": plan.kernel,
             "query_tensors": queries,
