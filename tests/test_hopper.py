@@ -68,6 +68,22 @@ def layer(
     return load_text(yaml.safe_dump(data | ({"targets": targets} if targets else {})), "specs/example.yaml")
 
 
+def paged(page_size: int) -> dict[str, Any]:
+    return {"layout": "ragged", "kv": {"kind": "paged", "page_size": page_size}}
+
+
+# Every way in which the requests of a batch and their keys lie.
+BATCHES: dict[str, dict[str, Any]] = {
+    "bhsd": {"layout": "bhsd"},
+    "bshd": {"layout": "bshd"},
+    "padded": {"layout": "bshd", "padded": True},
+    "ragged": {"layout": "ragged"},
+    "pages of 16": paged(16),
+    "pages of 64": paged(64),
+    "pages of 256": paged(256),
+}
+
+
 def plan_of(loaded: LoadedSpec) -> KernelPlan:
     (plan,) = lower(loaded)
     assert isinstance(plan, KernelPlan)
@@ -88,6 +104,11 @@ WIDE = {"head_dim": 192, "head_dim_v": 128}
         {"dtype": "float16"},
         {"prefill": {"layout": "bshd"}},
         {"prefill": {"layout": "ragged"}},
+        {"prefill": {"padded": True}},
+        {"prefill": paged(8)},
+        {"prefill": paged(128)},
+        {"prefill": paged(384)},
+        {"prefill": paged(64), "head_dim": 256},
     ],
 )
 def test_who_has_the_form(facts: dict[str, Any]) -> None:
@@ -101,8 +122,9 @@ def test_who_has_the_form(facts: dict[str, Any]) -> None:
         {"head_dim": 72},
         {"head_dim_v": 64},
         {"head_dim_pe": 64},
-        {"prefill": {"padded": True}},
-        {"prefill": {"layout": "ragged", "kv": {"kind": "paged", "page_size": 128}}},
+        {"prefill": paged(4)},  # less than a block of swizzled rows
+        {"prefill": paged(48)},  # does not divide a tile
+        {"prefill": paged(192)},  # no whole number of tiles
         {"targets": ["sm_80", "sm_100"]},
     ],
 )
@@ -118,8 +140,8 @@ def test_explain_tells_of_it() -> None:
 
 def variants() -> list[KernelPlan]:
     facts: tuple[dict[str, Any], ...] = ({"head_dim": 64}, {"head_dim": 96}, {"head_dim": 128}, WIDE, {"head_dim": 256})
-    every = itertools.product(WINDOWS, facts, ("bhsd", "bshd", "ragged"))
-    return [plan_of(layer(mask, **dims, prefill={"layout": order})) for mask, dims, order in every]
+    every = itertools.product(WINDOWS, facts, BATCHES.values())
+    return [plan_of(layer(mask, **dims, prefill=batch)) for mask, dims, batch in every]
 
 
 @pytest.mark.parametrize(
@@ -146,18 +168,22 @@ def test_the_source_is_clean(plan: KernelPlan) -> None:
     assert defined <= {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
-@pytest.mark.parametrize("order", ["bhsd", "ragged"])
-def test_the_context_has_the_names_that_the_template_and_its_parts_read(order: str) -> None:
-    context = hopper_context(plan_of(layer(prefill={"layout": order})))
-    files = ["sm90/prefill.py.j2", "parts/sm90_load_tile.j2"]
-    files += [f"parts/sm90_{part}_{context['form']}.j2" for part in ("produce", "run")]
-    read: set[str] = set()
-    for file in files:
-        read |= meta.find_undeclared_variables(
-            environment().parse((templates_dir() / file).read_text(encoding="utf-8"))
-        )
-    assert read <= set(context)
-    assert set(context) - read <= ({"layout"} if order == "ragged" else {"at_batch"} - read)
+def test_the_contexts_have_the_names_that_the_template_and_its_parts_read() -> None:
+    read_of_all: set[str] = set()
+    names_of_all: set[str] = set()
+    for batch in BATCHES.values():
+        context = hopper_context(plan_of(layer(prefill=batch)))
+        files = ["sm90/prefill.py", "parts/sm90_load_tile", f"parts/sm90_load_keys_{context['locate']}"]
+        files += [f"parts/sm90_{part}_{context['batch']}" for part in ("produce", "run")]
+        files += [] if context["work"] is None else [f"parts/sm90_work_{context['work']}"]
+        for file in files:
+            source = (templates_dir() / f"{file}.j2").read_text(encoding="utf-8")
+            read = meta.find_undeclared_variables(environment().parse(source))
+            # A condition names what only other batches have.
+            assert read - set(context) <= {"page_size", "key_lengths", "more_to_load"}, file
+            read_of_all |= read
+        names_of_all |= set(context)
+    assert names_of_all == read_of_all
 
 
 class Memory(NamedTuple):
@@ -174,12 +200,21 @@ def _loaded(where: Memory, *, mask: bool = True, other: int = 0) -> int:
     return where.numbers[where.at] if mask else other
 
 
+def _cdiv(x: int, y: int) -> int:
+    return int((x + y - 1) / y)  # as a GPU divides: towards zero
+
+
+def _chosen(condition: bool, this: int, other: int) -> int:
+    return this if condition else other
+
+
 def functions(plan: KernelPlan) -> dict[str, Any]:
     """The scalar functions of a form as plain Python, and the bounds of its loops as functions."""
     tree = ast.parse(render_hopper(plan))
     scope: dict[str, Any] = {
-        # As a GPU divides: towards zero.
-        "gl": SimpleNamespace(minimum=min, maximum=max, cdiv=lambda x, y: int((x + y - 1) / y), load=_loaded),
+        "gl": SimpleNamespace(
+            minimum=min, maximum=max, cdiv=lambda x, y: int((x + y - 1) / y), load=_loaded, where=_chosen
+        ),
         "_GROUPS": plan.hopper.groups if plan.hopper else 0,
         "_ROWS": 64,
         "_KEYS": plan.hopper.keys if plan.hopper else 0,
@@ -203,7 +238,7 @@ def test_the_tiles_of_keys_are_those_that_the_rows_see(mask: str, head_dim: int)
     plan = plan_of(layer(mask, head_dim=head_dim))
     assert plan.hopper is not None
     f, (_, left, right), block = functions(plan), WINDOWS[mask], plan.hopper.keys
-    for M, N in itertools.product((1, 63, 128, 129, 200, 513, 700), (1, 127, 128, 129, 300, 640, 1000)):
+    for M, N in itertools.product((1, 63, 128, 129, 200, 513, 700), (0, 1, 127, 128, 129, 300, 640, 1000)):
         for row_tile in range(-(-M // plan.hopper.rows)):
             begin, end = f["_key_tiles"](N) if mask == "full" else f["_key_tiles"](row_tile, M, N)
             assert 0 <= begin < end <= max(1, -(-N // block))
@@ -212,7 +247,7 @@ def test_the_tiles_of_keys_are_those_that_the_rows_see(mask: str, head_dim: int)
                 if start_m >= M:
                     continue
                 positions = torch.arange(start_m, min(start_m + 64, M))[:, None] + N - M
-                keys = torch.arange(-(-N // block) * block)[None]
+                keys = torch.arange(max(1, -(-N // block)) * block)[None]
                 seen = (keys < N).expand(len(positions), -1).clone()
                 seen &= True if left is None else keys >= positions - left
                 seen &= True if right is None else keys <= positions + right
@@ -260,6 +295,22 @@ def test_the_tiles_of_a_packed_batch_are_each_found_once(lengths: list[int], mas
                 tile += programs
                 request, first, count = scope["_find"](tile, request, first, count, sizes)
         assert sorted(found) == sorted(want)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_the_tiles_of_a_padded_batch_have_the_lengths_of_their_request(mask: str) -> None:
+    plan = plan_of(layer(mask, prefill={"padded": True}))
+    assert plan.hopper is not None
+    work, rows, lengths = functions(plan)["_work"], plan.hopper.rows, [0, 1, 129, 128, 400]
+    row_tiles, batch_heads = 4, len(lengths) * plan.num_qo_heads
+    sizes = (row_tiles * rows, Memory(lengths), row_tiles, batch_heads, 6)
+    found = [work(tile, sizes) for tile in range(row_tiles * batch_heads)]
+    assert sorted(found) == sorted(
+        (row_tile, b * plan.num_qo_heads + head, length if row_tile * rows < length else 0)
+        for row_tile in range(row_tiles)
+        for b, length in enumerate(lengths)
+        for head in range(plan.num_qo_heads)
+    )
 
 
 @pytest.fixture

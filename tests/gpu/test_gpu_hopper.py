@@ -114,66 +114,162 @@ def test_form_is_right_among_nan_and_gives_the_same_bits_again(name, tmp_path, g
         assert torch.equal(replayed[1], want[1])
 
 
-@pytest.mark.parametrize("mask", [{"kind": "causal"}, {"kind": "full"}, TWO_SIDED], ids=lambda mask: mask["kind"])
-@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
-def test_packed_requests_end_where_they_end(mask, widths, tmp_path, gpu):
-    """Values against each request alone; rows of no request hold NaN and stay; a graph serves other lengths."""
+MASKS = pytest.mark.parametrize(
+    "mask", [{"kind": "causal"}, {"kind": "full"}, TWO_SIDED], ids=lambda mask: mask["kind"]
+)
+WIDTHS = pytest.mark.parametrize("widths", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
+HEADS, KV_HEADS = 4, 2
+# Queries and keys of each request, in one launch and its replay.
+LENGTHS = (
+    ((1, 127, 0, 129, 64, 300), (5, 127, 9, 0, 64, 700)),
+    ((0, 300, 2, 64, 0, 1), (0, 900, 0, 65, 3, 9)),
+)
+
+
+def of_batch(tmp_path, mask, widths, prefill):
+    """The prefill of a layer whose requests have lengths of their own, and its spec."""
     loaded = load_spec(
         dtype="bfloat16",
-        heads=4,
-        kv_heads=2,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
         head_dim=widths[0],
         head_dim_v=widths[1],
         mask=mask,
-        kernels={"prefill": {"layout": "ragged"}},
+        kernels={"prefill": prefill},
     )
     write(loaded, tmp_path)
-    module, spec = load_package(tmp_path / loaded.spec.name)["prefill"], loaded.spec
-    rows = 1500
+    return load_package(tmp_path / loaded.spec.name)["prefill"], loaded.spec
+
+
+def filled(value, device, *shape, dtype=torch.bfloat16):
+    return torch.full(shape, value, device=device, dtype=dtype)
+
+
+def bounds(lengths, device):
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+def assert_right(spec, alone, out, lse):
+    """The results of one request, of which ``alone`` has q, k, v without any axis of the batch."""
+    q, k, _ = alone
+    if q.shape[1] == 0:
+        return
+    if k.shape[1] == 0:
+        assert not out.any()
+        assert (lse == float("-inf")).all()
+        return
+    comparison = compare(expect(spec, *(x[None] for x in alone)), out[None], lse[None])
+    assert comparison.message is None, comparison.message
+
+
+def repeated(graph, out, results):
+    """The results of 100 replays, which have the same bits; ``results`` clones them."""
+    first = None
+    for _ in range(REPEATS):
+        out.fill_(float("nan"))
+        graph.replay()
+        found = results()
+        first = first or found
+        assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+    return first
+
+
+@pytest.mark.parametrize("page_size", [None, 16, 256], ids=lambda size: f"pages-{size}" if size else "rows")
+@MASKS
+@WIDTHS
+def test_packed_requests_end_where_they_end(page_size, mask, widths, tmp_path, gpu):
+    """Values against each request alone; rows of no request hold NaN and stay; a graph serves other lengths."""
+    kv = {} if page_size is None else {"kv": {"kind": "paged", "page_size": page_size}}
+    module, spec = of_batch(tmp_path, mask, widths, {"layout": "ragged", **kv})
     torch.manual_seed(0)
+    nan, rows, requests = float("nan"), 1500, len(LENGTHS[0][0])
     q, k, v = (
-        torch.full((rows, heads, dim), float("nan"), device=gpu, dtype=torch.bfloat16)
-        for heads, dim in ((4, widths[0]), (2, widths[0]), (2, widths[1]))
+        filled(nan, gpu, rows, heads, dim)
+        for heads, dim in ((HEADS, widths[0]), (KV_HEADS, widths[0]), (KV_HEADS, widths[1]))
     )
-    out = torch.full((rows, 4, widths[1]), float("nan"), device=gpu, dtype=torch.bfloat16)
+    out = filled(nan, gpu, rows, HEADS, widths[1])
+    qo_indptr, kv_indptr = (bounds(lengths, gpu) for lengths in LENGTHS[0])
+    call = {"qo_indptr": qo_indptr, "max_qo_len": 300, "out": out, "return_lse": True}
+    if page_size is None:
+        keys, call["kv_indptr"] = (k, v), kv_indptr
+    else:
+        per_request = -(-1000 // page_size)
+        pages = requests * per_request + 3
+        keys = tuple(filled(nan, gpu, pages, page_size, KV_HEADS, dim) for dim in widths)
+        table = filled(2**30, gpu, requests, per_request, dtype=torch.int32)
+        seq_lens = torch.zeros(requests, device=gpu, dtype=torch.int32)
+        call |= {"block_table": table, "seq_lens": seq_lens}
 
-    def bounds(*lengths):
-        return torch.tensor([0, *lengths], device=gpu).cumsum(0).int()
+    def into_pages():
+        """The rows of keys and values in pages in no order; entries and pages of no key hold what they hold."""
+        order = torch.randperm(pages, device=gpu)
+        for cache in keys:
+            cache.fill_(nan)
+        table.fill_(2**30)
+        seq_lens.copy_(kv_indptr.diff())
+        for b, (start, end) in enumerate(pairwise(kv_indptr.tolist())):
+            mine = order[b * per_request :][: -(-(end - start) // page_size)]
+            table[b, : len(mine)] = mine
+            tokens = torch.arange(end - start, device=gpu)
+            for cache, tensor in zip(keys, (k, v), strict=True):
+                cache[mine[tokens // page_size], tokens % page_size] = tensor[start:end]
 
-    qo_indptr, kv_indptr = bounds(1, 127, 0, 129, 64, 300), bounds(5, 127, 9, 0, 64, 700)
-    call = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "max_qo_len": 300, "out": out, "return_lse": True}
+    def fill():
+        for tensor, ends in ((q, qo_indptr), (k, kv_indptr), (v, kv_indptr)):
+            tensor.fill_(nan)
+            tensor[: ends[-1]].normal_()
+        if page_size is not None:
+            into_pages()
+
+    fill()
+    assert module.form(q, *keys, **call) == "sm_90"
+    module.attention(q, *keys, **call)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _, lse = module.attention(q, *keys, **call)
+    for queries, lengths in LENGTHS:
+        qo_indptr.copy_(bounds(queries, gpu))
+        kv_indptr.copy_(bounds(lengths, gpu))
+        fill()
+        end = int(qo_indptr[-1])
+        got, got_lse = repeated(graph, out, lambda end=end: (out[:end].clone(), lse[:, :end].clone()))
+        assert out[end:].isnan().all()
+        for (q0, q1), (k0, k1) in zip(pairwise(qo_indptr.tolist()), pairwise(kv_indptr.tolist()), strict=True):
+            alone = [x[a:b].transpose(0, 1) for x, a, b in ((q, q0, q1), (k, k0, k1), (v, k0, k1))]
+            assert_right(spec, alone, got[q0:q1].transpose(0, 1), got_lse[:, q0:q1])
+
+
+@MASKS
+@WIDTHS
+def test_padding_is_written_as_nothing_and_does_not_matter(mask, widths, tmp_path, gpu):
+    """Values against each request alone among NaN; results of padding are 0 and -inf; a graph serves other lengths."""
+    module, spec = of_batch(tmp_path, mask, widths, {"layout": "bshd", "padded": True})
+    torch.manual_seed(0)
+    nan, tokens, requests = float("nan"), 450, 6
+    q, k, v = (
+        filled(nan, gpu, requests, tokens, heads, dim)
+        for heads, dim in ((HEADS, widths[0]), (KV_HEADS, widths[0]), (KV_HEADS, widths[1]))
+    )
+    out = filled(nan, gpu, requests, tokens, HEADS, widths[1])
+    seq_lens = torch.tensor((0, 300, 1, 129, 450, 64), device=gpu, dtype=torch.int32)
+    call = {"seq_lens": seq_lens, "out": out, "return_lse": True}
     assert module.form(q, k, v, **call) == "sm_90"
     module.attention(q, k, v, **call)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         _, lse = module.attention(q, k, v, **call)
-    for queries, keys in (
-        ((1, 127, 0, 129, 64, 300), (5, 127, 9, 0, 64, 700)),
-        ((0, 300, 2, 64, 0, 1), (0, 900, 0, 65, 3, 9)),
-    ):
-        qo_indptr.copy_(bounds(*queries))
-        kv_indptr.copy_(bounds(*keys))
-        for tensor, ends in ((q, qo_indptr), (k, kv_indptr), (v, kv_indptr)):
-            tensor.fill_(float("nan"))
-            tensor[: ends[-1]].normal_()
-        results = []
-        for _ in range(REPEATS):
-            out.fill_(float("nan"))
-            graph.replay()
-            assert out[qo_indptr[-1] :].isnan().all()
-            results.append((out[: qo_indptr[-1]].clone(), lse[:, : qo_indptr[-1]].clone()))
-        assert all(torch.equal(a, b) for pair in results[1:] for a, b in zip(pair, results[0], strict=True))
-        for (q0, q1), (k0, k1) in zip(pairwise(qo_indptr.tolist()), pairwise(kv_indptr.tolist()), strict=True):
-            if q1 == q0:
-                continue
-            if k1 == k0:
-                assert not results[0][0][q0:q1].any()
-                assert (results[0][1][:, q0:q1] == float("-inf")).all()
-                continue
-            alone = (x[a:b].transpose(0, 1)[None] for x, a, b in ((q, q0, q1), (k, k0, k1), (v, k0, k1)))
-            got = results[0][0][q0:q1].transpose(0, 1)[None], results[0][1][None, :, q0:q1]
-            comparison = compare(expect(spec, *alone), *got)
-            assert comparison.message is None, comparison.message
+    for lengths in ((0, 300, 1, 129, 450, 64), (127, 0, 0, 65, 256, 3)):
+        seq_lens.copy_(torch.tensor(lengths, device=gpu))
+        for tensor in (q, k, v):
+            tensor.fill_(nan)
+            for b, length in enumerate(lengths):
+                tensor[b, :length].normal_()
+        got, got_lse = repeated(graph, out, lambda: (out.clone(), lse.clone()))
+        for b, length in enumerate(lengths):
+            assert not got[b, length:].any()
+            assert (got_lse[b, :, length:] == float("-inf")).all()
+            alone = [x[b, :length].transpose(0, 1) for x in (q, k, v)]
+            assert_right(spec, alone, got[b, :length].transpose(0, 1), got_lse[b, :, :length])
 
 
 def find_sanitizer():
