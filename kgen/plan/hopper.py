@@ -22,12 +22,13 @@ class _Form:
     registers: int  # of a thread that computes; beside them 32 of the warp that loads take 24 each
     max_registers: int
     has_out_buffer: bool
+    paged_registers: tuple[int, int] = (232, 40)  # against pages: of a thread that computes, and of one that loads
     spill_bytes: int = 0  # stored and loaded, for the columns of the masks, under Triton 3.9; fewer under 3.6
 
 
 # By the widths of a key and of a value.
 _FORMS = {
-    (64, 64): _Form(3, 128, 160, 128, has_out_buffer=True, spill_bytes=2304),
+    (64, 64): _Form(3, 128, 160, 128, has_out_buffer=True, paged_registers=(160, 32), spill_bytes=2304),
     (96, 96): _Form(2, 128, 240, 168, has_out_buffer=True),
     (128, 128): _Form(2, 128, 240, 168, has_out_buffer=True),
     (192, 128): _Form(2, 128, 240, 168, has_out_buffer=False),
@@ -36,6 +37,7 @@ _FORMS = {
 STAGES = 2
 LOAD_REGISTERS = 24
 SWIZZLED_ROWS = 8
+PAGED_SPILL_BYTES = 96  # addresses that a tile of work is done with, outside the loops over keys
 # Gluon is experimental: the releases of Triton that compile the form.
 RELEASES = ((3, 6), (3, 9))
 
@@ -54,12 +56,13 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
     form = _FORMS.get((qk, v)) if layer.head_dim_pe is None else None
     if form is None or "sm_90" not in spec.targets or spec.dtype == "float32":
         return None
-    locate = "rows"
+    locate, registers, load_registers, spill_bytes = "rows", form.registers, LOAD_REGISTERS, form.spill_bytes
     if isinstance(kernel.kv, PagedCache):
         found = _locate(kernel.kv.page_size, form.keys)
         if found is None:
             return None
-        locate = found
+        locate, (registers, load_registers) = found, form.paged_registers
+        spill_bytes = max(spill_bytes, PAGED_SPILL_BYTES)
     v_width = next_power_of_2(v)
     # Rings of keys and of values, queries and outputs of each warpgroup; barriers and reductions in 1 KB.
     rows = 64 * form.groups
@@ -70,11 +73,11 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
         locate=locate,
         v_width=v_width,
         stages=STAGES,
-        registers=form.registers,
-        load_registers=LOAD_REGISTERS,
+        registers=registers,
+        load_registers=load_registers,
         max_registers=form.max_registers,
         has_out_buffer=form.has_out_buffer,
         shared_bytes=shared,
-        spill_bytes=form.spill_bytes,
+        spill_bytes=spill_bytes,
         releases=RELEASES,
     )

@@ -118,8 +118,8 @@ LENGTHS = {
         problem="Attention of a padded batch, in which request b has seq_lens[b] queries and as many keys:\n",
         position="Query row i of a request sits at position i of its keys",
         laws=(
-            "Queries and keys at seq_lens[b] and beyond are padding: they do not matter, their rows of out are 0 and of "
-            "lse -inf.",
+            "Queries and keys at seq_lens[b] and beyond are padding: they do not matter, their rows of out are 0 and "
+            "of lse -inf.",
             "The launch depends on shapes only, so that a CUDA graph serves any seq_lens.",
         ),
         row_count="length",
