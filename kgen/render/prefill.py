@@ -92,7 +92,9 @@ def _launch(
         "loaded_by_rows": ", ".join(arguments),
         "passed": filled([f"{item}," for item in passed], 16),
         "keys_in_words": _SECTIONS[is_paged],
-        "keys_of_request": f"N * {plan.kv_bytes_per_token}" if is_paged else f"Tk * {plan.kv_bytes_per_token} // B",
+        "keys_of_request": f"block_table.shape[1] * {plan.prefill.page_size * plan.kv_bytes_per_token}"
+        if plan.prefill.page_size is not None
+        else f"Tk * {plan.kv_bytes_per_token} // B",
     }
 
 
@@ -134,7 +136,7 @@ def prefill_context(plan: KernelPlan) -> dict[str, object]:
             "launcher": batch,
             "locate": prefill.address if is_paged else "rows",
             "page_size": prefill.page_size,
-            "needs_capacity": True,
+            "needs_capacity": False,
             "first_key": "0" if plan.window.left is None else "lo",
             "lengths": prefill.lengths,
             "store": "indptr" if prefill.layout == "ragged" else prefill.lengths,
