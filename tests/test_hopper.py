@@ -78,8 +78,9 @@ BATCHES: dict[str, dict[str, Any]] = {
     "bshd": {"layout": "bshd"},
     "padded": {"layout": "bshd", "padded": True},
     "ragged": {"layout": "ragged"},
+    "pages of 1": paged(1),
     "pages of 16": paged(16),
-    "pages of 64": paged(64),
+    "pages of 48": paged(48),
     "pages of 256": paged(256),
 }
 
@@ -116,15 +117,32 @@ def test_who_has_the_form(facts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("page_size", "head_dim", "locate"),
+    [
+        (1, 128, "tokens"),
+        (4, 128, "tokens"),  # less than a block of swizzled rows
+        (8, 128, "pages"),
+        (48, 128, "tokens"),  # does not divide a tile
+        (64, 128, "pages"),
+        (64, 256, "page"),
+        (128, 128, "page"),
+        (192, 128, "tokens"),  # no whole number of tiles
+        (384, 128, "page"),
+    ],
+)
+def test_pages_are_copied_whole_where_tiles_and_pages_end_together(page_size: int, head_dim: int, locate: str) -> None:
+    plan = plan_of(layer(prefill=paged(page_size), head_dim=head_dim))
+    assert plan.hopper is not None
+    assert plan.hopper.locate == locate
+
+
+@pytest.mark.parametrize(
     "facts",
     [
         {"dtype": "float32"},
         {"head_dim": 72},
         {"head_dim_v": 64},
         {"head_dim_pe": 64},
-        {"prefill": paged(4)},  # less than a block of swizzled rows
-        {"prefill": paged(48)},  # does not divide a tile
-        {"prefill": paged(192)},  # no whole number of tiles
         {"targets": ["sm_80", "sm_100"]},
     ],
 )
@@ -180,7 +198,7 @@ def test_the_contexts_have_the_names_that_the_template_and_its_parts_read() -> N
             source = (templates_dir() / f"{file}.j2").read_text(encoding="utf-8")
             read = meta.find_undeclared_variables(environment().parse(source))
             # A condition names what only other batches have.
-            assert read - set(context) <= {"page_size", "key_lengths", "more_to_load"}, file
+            assert read - set(context) <= {"page_size", "key_lengths"}, file
             read_of_all |= read
         names_of_all |= set(context)
     assert names_of_all == read_of_all

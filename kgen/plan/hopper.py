@@ -42,12 +42,12 @@ PAGED_SPILL_BYTES = 96  # addresses that a tile of work is done with, outside th
 RELEASES = ((3, 6), (3, 9))
 
 
-def _locate(page_size: int, keys: int) -> str | None:
-    """How a tile of keys is copied from pages; None where their ends do not meet or TMA cannot copy a page."""
+def _locate(page_size: int, keys: int) -> str:
+    """How a tile of keys is copied from pages: "page" by one copy, "pages" by one a page, "tokens" row by row."""
     if page_size % keys == 0:
         return "page"
-    # Shared memory is swizzled in blocks of 8 rows: a copy writes whole ones.
-    return "pages" if keys % page_size == 0 and page_size % SWIZZLED_ROWS == 0 else None
+    # Shared memory is swizzled in blocks of 8 rows: a copy by TMA writes whole ones.
+    return "pages" if keys % page_size == 0 and page_size % SWIZZLED_ROWS == 0 else "tokens"
 
 
 def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) -> HopperPlan | None:
@@ -58,15 +58,13 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
         return None
     locate, registers, load_registers, spill_bytes = "rows", form.registers, LOAD_REGISTERS, form.spill_bytes
     if isinstance(kernel.kv, PagedCache):
-        found = _locate(kernel.kv.page_size, form.keys)
-        if found is None:
-            return None
-        locate, (registers, load_registers) = found, form.paged_registers
+        locate, (registers, load_registers) = _locate(kernel.kv.page_size, form.keys), form.paged_registers
         spill_bytes = max(spill_bytes, PAGED_SPILL_BYTES)
     v_width = next_power_of_2(v)
-    # Rings of keys and of values, queries and outputs of each warpgroup; barriers and reductions in 1 KB.
+    # Rings of keys and of values, queries and outputs of each warpgroup; barriers and reductions in 1 KB; page ids.
     rows = 64 * form.groups
     shared = 2 * (STAGES * form.keys * (qk + v_width) + rows * (qk + v_width * form.has_out_buffer)) + 1024
+    shared += 4 * form.keys * (locate in ("pages", "tokens"))
     return HopperPlan(
         groups=form.groups,
         keys=form.keys,
@@ -74,6 +72,7 @@ def hopper_plan(spec: SpecFile, kernel: PrefillKernel, layer: GroupedAttention) 
         v_width=v_width,
         stages=STAGES,
         registers=registers,
+        load_warps=4 if locate == "tokens" else 1,
         load_registers=load_registers,
         max_registers=form.max_registers,
         has_out_buffer=form.has_out_buffer,

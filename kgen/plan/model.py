@@ -76,11 +76,12 @@ class HopperPlan:
 
     groups: int  # warpgroups that compute, 64 query rows each
     keys: int  # of a tile
-    locate: str  # "rows" | "page" | "pages": parts/sm90_load_keys_<locate>; a page holds tiles, or a tile holds pages
+    locate: str  # "rows" | "page" | "pages" | "tokens": parts/sm90_load_keys_<locate>; a page of tiles, a tile of pages
     v_width: int  # columns of values and outputs in shared memory: TMA fills those past the head, stores none
     stages: int  # tiles of keys, and as many of values, in shared memory
     registers: int  # of a thread that computes
-    load_registers: int  # of a thread of the warp that loads
+    load_warps: int
+    load_registers: int  # of a thread of the warps that load
     max_registers: int  # of every thread at the start
     has_out_buffer: bool  # outputs have shared memory of their own; else they leave through that of the queries
     shared_bytes: int

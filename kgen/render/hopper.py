@@ -37,6 +37,21 @@ def run_arguments(plan: KernelPlan) -> str:
     return ", ".join(("q", *keys, *_INDEX_ARGUMENTS[plan.prefill.lengths], "out", "lse"))
 
 
+def _keys(plan: KernelPlan) -> tuple[list[str], list[str]]:
+    """What the kernel knows keys and values by, and what is passed for it."""
+    assert plan.hopper is not None
+    assert plan.prefill is not None
+    blocks, width, page_size = named(plan.qk_blocks, "d"), plan.hopper.v_width, plan.prefill.page_size
+    if plan.hopper.locate == "tokens":
+        known = [name for x in "kv" for name in (f"{x}_ptr", *(f"stride_{x}{axis}" for axis in "pnh"))]
+        strides = f"*(stride // {plan.stride_unit} for stride in %s.stride()[:3])"
+        return known, [f"{x}_cache, {strides % f'{x}_cache'}" for x in "kv"]
+    k, v = ("k", "v") if page_size is None else ("k_cache", "v_cache")
+    rows = min(plan.hopper.keys, page_size or plan.hopper.keys)  # of one copy
+    known = [*(f"k_desc{d.suffix}" for d in blocks), "v_desc"]
+    return known, [*(f"_descriptor({k}, {rows}, {d.width})" for d in blocks), f"_descriptor({v}, {rows}, {width})"]
+
+
 def _dense(plan: KernelPlan) -> dict[str, object]:
     """Names of a batch with an axis of its own."""
     assert plan.prefill is not None
@@ -72,8 +87,14 @@ def _packed(plan: KernelPlan) -> dict[str, object]:
     page_size, keys = plan.prefill.page_size, plan.hopper.keys
     key_lengths = "kv_indptr" if page_size is None else "seq_lens"
     sizes = ["qo_indptr", key_lengths, "num_requests", "max_qo_len", "num_rows"]
+    by_tokens = plan.hopper.locate == "tokens"
     table = [] if page_size is None else ["block_table", "stride_tb"]
-    page_ids = ["page_ids"] if plan.hopper.locate == "pages" else []
+    more_to_load = [
+        *["page_ids"] * (plan.hopper.locate in ("pages", "tokens")),
+        *table,
+        *["keys", "values"] * by_tokens,
+    ]
+    strides = [name for name in _keys(plan)[0] if name.startswith("stride_")]
     kernel_sizes = ["out_ptr", "stride_ot", "stride_oh", *sizes, *table]
     pointers = ("out_ptr", "qo_indptr", key_lengths, "block_table")
     names: dict[str, object] = {
@@ -82,7 +103,7 @@ def _packed(plan: KernelPlan) -> dict[str, object]:
         "queries": "M",
         "to_key": " + N - M",
         "row_count": "M",
-        "values_end": True,
+        "values_end": not by_tokens,  # rows of no key are copied as zeros
         "publish": "next_tile.index(0).store(gl.full([1], request, gl.int32, layout))\n"
         "        next_tile.index(1).store(gl.full([1], tile - first, gl.int32, layout))",
         "at_batch": "0",
@@ -93,8 +114,8 @@ def _packed(plan: KernelPlan) -> dict[str, object]:
         "lse_rows": "lse_ptr + head.to(gl.int64) * num_rows + q_start",
         "sizes": sizes,
         "kernel_sizes": kernel_sizes,
-        "more_to_load": "".join(f", {name}" for name in [*page_ids, *table]),
-        "unspecialised": ", ".join(f'"{name}"' for name in kernel_sizes if name not in pointers),
+        "more_to_load": "".join(f", {name}" for name in more_to_load),
+        "unspecialised": ", ".join(f'"{name}"' for name in [*strides, *kernel_sizes] if name not in pointers),
     }
     if page_size is None:
         return names | {
@@ -116,8 +137,8 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
     groups, loops = plan.hopper.groups, _loops(plan.window)
     blocks = named(plan.qk_blocks, "d")
     is_packed = plan.prefill.layout == "ragged"
-    k, v = ("k", "v") if plan.prefill.page_size is None else ("k_cache", "v_cache")
-    key_rows = min(plan.hopper.keys, plan.prefill.page_size or plan.hopper.keys)  # of one copy
+    width = plan.hopper.v_width
+    key_arguments, passed_keys = _keys(plan)
     is_windowed = plan.window.left is not None or plan.window.right is not None
     return {
         "title": f"{plan.spec_name}: {plan.kernel}",
@@ -135,16 +156,18 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "group_size": plan.group_size,
         "blocks": blocks,
         "head_dim_qk": plan.head_dim_qk,
-        "v_width": plan.hopper.v_width,
+        "v_width": width,
         "kv_head": "kv_head" if plan.group_size > 1 else "head",
         "k_tiles": ", ".join(f"k_buffer{d.suffix}.index(stage)" for d in blocks),
         "has_out_buffer": plan.hopper.has_out_buffer,
+        "key_arguments": key_arguments,
+        # TMA is told of by one thread, copies by each of 128.
+        "arrivals": 128 if plan.hopper.locate == "tokens" else 1,
         "descriptors": ",\n        ".join(
-            [f"_descriptor(q, 64, {d.width})" for d in blocks]
-            + [f"_descriptor({k}, {key_rows}, {d.width})" for d in blocks]
-            + [
-                f"_descriptor({v}, {key_rows}, {plan.hopper.v_width})",
-                f"_descriptor(out, 64, {plan.hopper.v_width})",
+            [
+                *(f"_descriptor(q, 64, {d.width})" for d in blocks),
+                *passed_keys,
+                f"_descriptor(out, 64, {width})",
             ]
         ),
         "window": plan.window,
@@ -159,7 +182,7 @@ def hopper_context(plan: KernelPlan) -> dict[str, object]:
         "keys": plan.hopper.keys,
         "stages": plan.hopper.stages,
         # The first warpgroup is the program's own; then the others, and the warp that loads.
-        "worker_warps": [4] * (groups - 1) + [1],
+        "worker_warps": [4] * (groups - 1) + [plan.hopper.load_warps],
         "worker_registers": [plan.hopper.registers] * (groups - 1) + [plan.hopper.load_registers],
         "max_registers": plan.hopper.max_registers,
         "releases": plan.hopper.releases,

@@ -174,7 +174,7 @@ def repeated(graph, out, results):
     return first
 
 
-@pytest.mark.parametrize("page_size", [None, 16, 256], ids=lambda size: f"pages-{size}" if size else "rows")
+@pytest.mark.parametrize("page_size", [None, 1, 16, 48, 256], ids=lambda size: f"pages-{size}" if size else "rows")
 @MASKS
 @WIDTHS
 def test_packed_requests_end_where_they_end(page_size, mask, widths, tmp_path, gpu):
