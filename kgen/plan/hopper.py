@@ -37,7 +37,7 @@ _FORMS = {
 STAGES = 2
 LOAD_REGISTERS = 24
 SWIZZLED_ROWS = 8
-PAGED_SPILL_BYTES = 96  # addresses that a tile of work is done with, outside the loops over keys
+PAGED_SPILL_BYTES = 128  # addresses that a tile of work is done with, outside the loops over keys
 # Gluon is experimental: the releases of Triton that compile the form.
 RELEASES = ((3, 6), (3, 9))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kgen.render.names import LOG2_E, named
+from kgen.render.words import argument_list
 
 if TYPE_CHECKING:
     from kgen.plan.model import KernelPlan, Window
@@ -76,7 +77,7 @@ def _dense(plan: KernelPlan) -> dict[str, object]:
         "sizes": sizes,
         "kernel_sizes": kernel_sizes,
         "more_to_load": ", num_tiles",
-        "unspecialised": ", ".join(f'"{name}"' for name in kernel_sizes if name != "seq_lens"),
+        "unspecialised": argument_list(tuple(name for name in kernel_sizes if name != "seq_lens")),
     }
 
 
@@ -91,7 +92,7 @@ def _packed(plan: KernelPlan) -> dict[str, object]:
     table = [] if page_size is None else ["block_table", "stride_tb"]
     more_to_load = [
         *["page_ids"] * (plan.hopper.locate in ("pages", "tokens")),
-        *table,
+        *["page_table"] * (page_size is not None),
         *["keys", "values"] * by_tokens,
     ]
     strides = [name for name in _keys(plan)[0] if name.startswith("stride_")]
@@ -115,7 +116,7 @@ def _packed(plan: KernelPlan) -> dict[str, object]:
         "sizes": sizes,
         "kernel_sizes": kernel_sizes,
         "more_to_load": "".join(f", {name}" for name in more_to_load),
-        "unspecialised": ", ".join(f'"{name}"' for name in [*strides, *kernel_sizes] if name not in pointers),
+        "unspecialised": argument_list(tuple(name for name in [*strides, *kernel_sizes] if name not in pointers)),
     }
     if page_size is None:
         return names | {
