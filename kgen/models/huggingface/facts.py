@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 MOST = 2**31 - 1  # of a count or a width
 MOST_LAYERS = 4096
+_LARGEST = 1e300  # of a real number, so that Python can make it a float
 BY_DEFAULT = "by default"  # in the words of a fact that the file does not state
 
 # Keys that change attention in some model. One that is set, and that the rules of a model type do not read, is refused.
@@ -99,11 +99,17 @@ class Level:
         return None
 
     def number(self, *keys: str, most: int = MOST) -> Fact:
-        """A whole number above 0 that must be there."""
-        fact = self.find(*keys, essential=True)
+        """A size: a whole number above 0 that must be there, and that a file of its own must state."""
+        return self._required(self.find(*keys, essential=True), keys[0], most)
+
+    def setting(self, key: str) -> Fact:
+        """A whole number above 0 that must be there, stated or by default."""
+        return self._required(self.find(key), key, MOST)
+
+    def _required(self, fact: Fact | None, key: str, most: int) -> Fact:
         if fact is None or fact.value is None:
-            message = f"{keys[0]} is missing, and attention of {self.model_type} cannot be told without it"
-            refuse("KG503", fact.loc if fact else self.loc, message, f"add {keys[0]}")
+            message = f"{key} is missing, and attention of {self.model_type} cannot be told without it"
+            refuse("KG503", fact.loc if fact else self.loc, message, f"add {key}")
         return _whole(fact, 1, most)
 
     def optional_number(self, *keys: str, least: int = 1, most: int = MOST) -> Fact | None:
@@ -117,7 +123,7 @@ class Level:
         if fact is None or fact.value is None:
             return None
         value = fact.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LARGEST:
             refuse("KG502", fact.loc, f"{_keyed(fact)} is {_shown(value)}, expected a number above 0")
         return fact
 

@@ -87,7 +87,7 @@ def window_below_layer(level: Level) -> Kinds:
     """Every second layer below ``max_window_layers`` has the window, where it is switched on (Qwen2-MoE)."""
     if not level.flag("use_sliding_window").value:
         return _off(level)
-    first = level.number("max_window_layers")
+    first = level.setting("max_window_layers")
     names = tuple(SLIDING if i % 2 == 0 and i < first.value else FULL for i in range(level.layers()))
     return Kinds(names, first.words)
 
@@ -164,7 +164,7 @@ def mixed(period: int, key: str | None = None, *, attends_last: bool = True) -> 
 
 def period_and_offset(level: Level) -> Kinds:
     """Layer ``attn_layer_offset`` of each ``attn_layer_period`` attends (Jamba)."""
-    period = level.number("attn_layer_period")
+    period = level.setting("attn_layer_period")
     offset = level.optional_number("attn_layer_offset", least=0)
     if offset is None or offset.value >= period.value:
         refuse("KG502", period.loc, f"attn_layer_offset must be below attn_layer_period, which is {period.value}")
@@ -262,7 +262,7 @@ def _has_rope(level: Level) -> Fact:
     """Whether each layer has rotary embedding, which by itself does not change what a kernel computes."""
     listed, count = level.sequence("no_rope_layers"), level.layers()
     if listed is None or not listed.value:
-        step = level.number("no_rope_layer_interval")
+        step = level.setting("no_rope_layer_interval")
         return Fact(tuple((i + 1) % step.value != 0 for i in range(count)), step.words, step.loc)
     if len(listed.value) != count or any(one not in (0, 1) for one in listed.value):
         refuse(

@@ -212,7 +212,7 @@ def yarn_scale(level: Level, width: int, words: str) -> Fact | None:
     mscale = 0.1 * all_dim.value * math.log(factor.value) + 1.0 if factor.value > 1 else 1.0
     said = f"sm_scale = ({words}) ** -0.5 * (0.1 * mscale_all_dim * ln(factor) + 1) ** 2"
     of = f"{key}: type {kind}, {factor.words}, {all_dim.words}"
-    return Fact(float(width) ** -0.5 * mscale * mscale, f"{of}; {said}", rope.loc)
+    return Fact(float(width) ** -0.5 * mscale**2, f"{of}; {said}", rope.loc)
 
 
 # Masks

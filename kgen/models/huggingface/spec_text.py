@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from kgen.models.huggingface.facts import BY_DEFAULT
+from kgen.spec import scalars
 
 if TYPE_CHECKING:
     from kgen.models.huggingface.layers import Layer
@@ -19,7 +20,7 @@ def spec_text(layer: Layer, name: str, page_size: int | None = None) -> str:
     (default 16, of a latent layer 64)."""
     pages = page_size or DEFAULT_PAGE_SIZES[layer.kind]
     latent = layer.kind == "latent"
-    lines = [*_comment(layer), f"name: {name}", "attention:", f"  kind: {layer.kind}"]
+    lines = [*_comment(layer), f"name: {_word(name)}", "attention:", f"  kind: {layer.kind}"]
     lines += [f"  {field}: {_yaml(fact.value)}" for field, fact in layer.facts.items()]
     lines += [f"dtype: {layer.dtype.value}", "kernels:"]
     lines += [f"  prefill: {{{'form: expanded, ' if latent else ''}layout: bhsd}}"]
@@ -43,6 +44,11 @@ def _comment(layer: Layer) -> list[str]:
     sentences = " ".join([f"{what}. From {of}: {said}.", *defaults, *layer.notes])
     fold = textwrap.TextWrapper(_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
     return fold.wrap(sentences)
+
+
+def _word(name: str) -> str:
+    """A name, quoted where YAML reads it as something else: ``n``, ``on``, ``null``."""
+    return name if scalars.resolve(name) == name else f'"{name}"'
 
 
 def _yaml(value: Any) -> str:
