@@ -174,6 +174,43 @@ def test_layers_of_each_kind_are_named() -> None:
     )
 
 
+SWITCHED = {**QWEN2, "use_sliding_window": True, "sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "where"),
+    [
+        (config("qwen2", 28, 4, 3584, **{**SWITCHED, "max_window_layers": 21}), "sliding", "21-27 (7 of 28)"),
+        (config("qwen2", 28, 4, 3584, **{**SWITCHED, "max_window_layers": 0}), "", "all 28 layers"),
+        (config("qwen2_moe", 16, 16, 2048, **{**SWITCHED, "max_window_layers": 5}), "sliding", "0, 2, 4 (3 of 28)"),
+        (config("dots1", 32, 32, 4096, num_hidden_layers=4, max_window_layers=3), "sliding", "3 (1 of 4)"),
+        (config("gemma2", 8, 4, 2304, num_hidden_layers=5), "full", "1, 3 (2 of 5)"),
+        (config("gemma3n_text", 8, 2, 2048, num_hidden_layers=7), "full", "4 (1 of 7)"),
+        (config("gemma4_text", 8, 4, 2304, num_hidden_layers=8), "full", "5, 7 (2 of 8)"),
+        (config("cohere2", 32, 8, 4096, num_hidden_layers=9, sliding_window_pattern=3), "full", "2, 5, 8 (3 of 9)"),
+        (config("olmo3", 32, 8, 4096, num_hidden_layers=5), "full", "3 (1 of 5)"),
+        (config("cwm", 48, 8, 6144, num_hidden_layers=6), "full", "0, 4 (2 of 6)"),
+        (config("mimo_v2_flash", 64, 4, 4096, num_hidden_layers=8), "full", "0, 5 (2 of 8)"),
+        (config("smollm3", 16, 4, 2048, **{**SWITCHED, "num_hidden_layers": 8}), "sliding", "3, 7 (2 of 8)"),
+        (config("llama4_text", 40, 8, 5120, num_hidden_layers=8), "full", "3, 7 (2 of 8)"),
+        (config("llama4_text", 40, 8, 5120, num_hidden_layers=2, no_rope_layers=[0, 1]), "full", "0 (1 of 2)"),
+        (config("modernbert", 12, None, 768, num_hidden_layers=7), "full", "0, 3, 6 (3 of 7)"),
+        (config("modernbert", 12, None, 768, num_hidden_layers=7, global_attn_every_n_layers=4), "full", "0, 4"),
+        (config("qwen3_next", 16, 2, 2048, num_hidden_layers=8), "", "3, 7 (2 of 8)"),
+        (config("qwen3_next", 16, 2, 2048, num_hidden_layers=8, full_attention_interval=3), "", "2, 5 (2 of 8)"),
+        (config("minimax", 64, 8, 6144, num_hidden_layers=4), "", "0, 2 (2 of 4)"),
+        (config("nemotron_h", 32, 8, 4096, hybrid_override_pattern="M-M*-*"), "", "3, 5 (2 of 6)"),
+        (config("lfm2", 32, 8, 2048, num_hidden_layers=5, full_attn_idxs=[2, 4]), "", "2, 4 (2 of 5)"),
+        (config("bamba", 32, 8, 4096, num_hidden_layers=5, attn_layer_indices=[1]), "", "1 (1 of 5)"),
+        (config("granitemoehybrid", 32, 8, 4096, layers_block_type=["mamba", "attention"]), "", "1 (1 of 2)"),
+        (config("gpt_neo", 16, None, 2048, num_heads=16, attention_types=[[["local", "global"], 2]]), "full", "1, 3"),
+    ],
+)  # fmt: skip
+def test_which_layers_are_of_a_kind(facts: dict[str, Any], kind: str, where: str) -> None:
+    (layer,) = [layer for layer in import_config(facts).layers if layer.suffix == kind]
+    assert where in layer.where
+
+
 @pytest.mark.parametrize(
     ("facts", "scale"),
     [
