@@ -5,7 +5,7 @@ turns it into a ``Diagnostic``, which points into the file.
 
 Codes: KG0xx the file and its YAML, KG1xx one field, KG2xx fields that do not
 fit together, KG3xx a feature kgen does not generate yet, KG4xx a kernel that no
-plan fits on a target.
+plan fits on a target, KG5xx a config.json that cannot become a spec.
 
 A spec may come from a stranger, so whatever a diagnostic prints is made
 printable first: no terminal escape, line break or bidirectional control of the

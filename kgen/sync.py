@@ -108,7 +108,7 @@ def apply(wanted: Mapping[str, str], out: Path, owner: str | None) -> Applied:
     foreign = tuple(drift for drift in drifts if drift.kind is Kind.FOREIGN)
     for drift in written:
         assert drift.after is not None
-        _write(out / drift.path, drift.after)
+        write(out / drift.path, drift.after)
     try:
         for drift in pruned:
             (out / drift.path).unlink(missing_ok=True)
@@ -116,6 +116,23 @@ def apply(wanted: Mapping[str, str], out: Path, owner: str | None) -> Applied:
     except OSError as error:
         raise _readable(error, out, "prune") from error
     return Applied(written, pruned, foreign, len(wanted) - len(written))
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file at once: a reader sees the old bytes or the new, also when the disk fills up.
+
+    Raises ``InputError`` where the disk refuses.
+    """
+    temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            file.write(text.encode())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _readable(error, path, "write") from error
 
 
 def unified_diff(drift: Drift, shown: str) -> str:
@@ -261,20 +278,6 @@ def _mode(path: Path) -> int | None:
         return path.lstat().st_mode
     except FileNotFoundError:
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file at once: a reader sees the old bytes or the new, also when the disk fills up."""
-    temporary = path.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            file.write(text.encode())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise _readable(error, path, "write") from error
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

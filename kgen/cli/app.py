@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kgen import __version__
-from kgen.cli import bench, cost, environment, generate, machine, plans, prove
+from kgen.cli import bench, cost, environment, generate, importer, machine, plans, prove
 
 app = typer.Typer(
     name="kgen",
@@ -38,6 +38,7 @@ def options(
 
 for _verb in (
     generate.init,
+    importer.import_,
     generate.build,
     generate.check,
     generate.diff,

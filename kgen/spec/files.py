@@ -35,8 +35,8 @@ def spec_files(paths: Sequence[Path]) -> tuple[tuple[Path, bytes], ...]:
     return tuple(found.values())
 
 
-def read(path: Path) -> bytes:
-    """At most one byte more than a spec may have.
+def read(path: Path, *, what: str = "a spec file", most: int = MAX_BYTES) -> bytes:
+    """At most one byte more than ``most``, which a spec may have; ``what`` the path should be, for messages.
 
     Raises ``InputError`` where the path is missing, a folder, no regular file, or cannot be read.
     """
@@ -44,14 +44,14 @@ def read(path: Path) -> bytes:
         raise InputError(f"{printable(str(path))}: the path holds control characters; rename it")
     try:
         if path.is_dir():
-            raise InputError(f"{path}: is a folder, expected a spec file")
+            raise InputError(f"{path}: is a folder, expected {what}")
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is not a regular file")
         with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(most + 1)
     except FileNotFoundError:
-        what = "is a broken link" if path.is_symlink() else "no such file or folder"
-        raise InputError(f"{path}: {what}") from None
+        why = "is a broken link" if path.is_symlink() else "no such file or folder"
+        raise InputError(f"{path}: {why}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
 

@@ -45,13 +45,13 @@ class LoadedSpec:
         return self.document.diagnose(problems)
 
 
-def load_text(text: str | bytes, display: str) -> LoadedSpec:
-    """Parse and validate a spec. ``display`` names it in messages.
+def load_text(text: str | bytes, display: str, *, ungenerated: Literal["refused", "allowed"] = "refused") -> LoadedSpec:
+    """Parse and validate a spec. ``display`` names it in messages, ``ungenerated`` is as in ``load_specs``.
 
     Raises:
         SpecError: with every problem found, in file order.
     """
-    return _load(text, None, display, "refused")
+    return _load(text, None, display, ungenerated)
 
 
 def load_file(path: Path, *, display: str | None = None) -> LoadedSpec:
