@@ -89,7 +89,7 @@ class Store:
         temporary = self.temporary()
         with contextlib.suppress(FileNotFoundError):  # another process was first
             os.rename(path, temporary)
-            _delete(temporary)
+            delete(temporary)
 
     def trim(self) -> None:
         """Delete the oldest entries over ``MOST_ENTRIES``, and temporaries that nobody is writing any more."""
@@ -99,7 +99,7 @@ class Store:
                 self.discard(entry)
         for temporary, written in self._found(_TEMPORARY):
             if time.time() - written > ABANDONED:
-                _delete(temporary)
+                delete(temporary)
 
     def info(self) -> StoreInfo:
         """Where the store is, how much it holds, and whether it can be used."""
@@ -117,7 +117,7 @@ class Store:
                 self.discard(entry)
                 removed += 1
         for temporary, _ in self._found(_TEMPORARY):
-            _delete(temporary)
+            delete(temporary)
         return removed
 
     def _found(self, pattern: re.Pattern[str]) -> Iterator[tuple[Path, float]]:
@@ -147,6 +147,17 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def delete(path: Path) -> None:
+    """Delete a file, a link, or a folder with all that it holds; as far as it can be."""
+    import shutil
+
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
 def _base() -> Path:
     """The folder of the cache: the chosen one, or the user's."""
     chosen = os.environ.get(ENVIRONMENT)
@@ -168,14 +179,3 @@ def _size(entry: Path) -> int:
             with contextlib.suppress(OSError):
                 total += file.stat(follow_symlinks=False).st_size
     return total
-
-
-def _delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with all that it holds; as far as it can be."""
-    import shutil
-
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
