@@ -63,8 +63,8 @@ class _Copy:
         if isinstance(value, list | tuple):
             return [self.of(entry, _below(place, number), depth - 1) for number, entry in enumerate(value)]
         raise InputError(
-            f"{place}: a value of type {type(value).__name__} cannot stand in a spec: it holds mappings, lists, text, numbers,"
-            " True, False and None"
+            f"{place}: a value of type {type(value).__name__} cannot stand in a spec: it holds mappings, lists,"
+            " text, numbers, True, False and None"
         )
 
     def _key(self, key: object, place: str) -> str:
