@@ -8,6 +8,7 @@ import inspect
 import json
 import linecache
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,6 +101,20 @@ def test_a_loaded_decode_equals_the_reference(spec: Path) -> None:
     want, want_lse = evaluate(load_text(spec.read_bytes(), "s").spec, q[:, :, None], k, v, seq_lens=seq_lens)
     torch.testing.assert_close(out.double(), want[:, :, 0], rtol=0, atol=2e-3)
     torch.testing.assert_close(lse.double(), want_lse[:, :, 0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.triton
+def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    (example,) = re.findall(r"^```python\n(import kgen\n.*?)^```", Path("README.md").read_text(), re.M | re.S)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 32, 128, generator=generator).bfloat16()
+    k, v = (torch.randn(1, 8, 3, 128, generator=generator).bfloat16() for _ in range(2))
+    names: dict[str, Any] = {"q": q, "k": k, "v": v, "seq_lens": torch.tensor([3], dtype=torch.int32)}
+    with interpreter.interpreting():
+        exec(example, names)
+    want, _ = evaluate(load_text(Path("specs/llama3_8b.yaml").read_bytes(), "s").spec, q[:, :, None], k, v)
+    torch.testing.assert_close(names["out"].double(), want[:, :, 0], rtol=1e-2, atol=1e-2)
 
 
 def test_the_same_spec_is_the_same_module_and_another_is_not(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
