@@ -36,8 +36,8 @@ def load(spec: str | os.PathLike[str] | Mapping[str, Any], kernel: str | None = 
     """The module of one kernel of a spec, with its ``attention`` function.
 
     ``spec`` is the path of a spec file (text is always a path: ``loads`` takes the text of a spec), or the
-    document of a spec: a mapping of its fields, as YAML or JSON reads them. ``kernel`` is the kernel's name in
-    the spec; it may be left out where the spec has one kernel.
+    document of a spec: a mapping of its fields, as YAML or JSON reads them, which messages show as the lines of a
+    file. ``kernel`` is the kernel's name in the spec; it may be left out where the spec has one kernel.
 
     The same spec gives the same module throughout a process, a spec that says something else another one.
     torch and Triton are imported with the module, not before.
@@ -54,7 +54,7 @@ def load(spec: str | os.PathLike[str] | Mapping[str, Any], kernel: str | None = 
 
 
 def loads(text: str, kernel: str | None = None) -> ModuleType:
-    """As ``load``, from the text of a spec."""
+    """The module of one kernel, from the text of a spec. Raises and warns as ``load``."""
     if not isinstance(text, str):
         raise InputError(f"kgen.loads takes the text of a spec, got a {type(text).__name__}")
     return _module(Source(_UNFILED, _UNFILED, text.encode(errors="surrogatepass")), kernel)
