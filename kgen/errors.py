@@ -47,3 +47,13 @@ class MissingDependencyError(KgenError):
     """The environment lacks what the verb needs: torch, triton, a GPU."""
 
     exit_code = 4
+
+    @classmethod
+    def of(cls, error: ImportError) -> MissingDependencyError | None:
+        """The error to tell, where it is torch, Triton or numpy that cannot be imported; else None."""
+        name = (error.name or "").split(".")[0]
+        if name not in ("torch", "triton", "numpy"):
+            return None
+        if isinstance(error, ModuleNotFoundError):
+            return cls(f"this needs {error.name}, which is not installed; `kgen doctor` tells what is")
+        return cls(f"{error.name} is installed but cannot be imported: {error}")

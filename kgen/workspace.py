@@ -27,6 +27,12 @@ class Source:
     header: str
     data: bytes
 
+    @classmethod
+    def of(cls, path: Path, data: bytes) -> Source:
+        """The file at ``path``, which holds ``data``; its output names it from beside its specs folder."""
+        absolute = Path(os.path.abspath(path))
+        return cls(_from_here(absolute), absolute.relative_to(_base(absolute.parent).parent).as_posix(), data)
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -64,10 +70,8 @@ def find(paths: Sequence[Path], out: Path | None = None) -> Workspace:
     sources: list[Source] = []
     bases: dict[Path, None] = {}
     for path, data in spec_files(paths):
-        absolute = Path(os.path.abspath(path))
-        base = _base(absolute.parent)
-        bases[base] = None
-        sources.append(Source(_from_here(absolute), absolute.relative_to(base.parent).as_posix(), data))
+        bases[_base(Path(os.path.abspath(path)).parent)] = None
+        sources.append(Source.of(path, data))
     if out is None and len(bases) > 1:
         folders = ", ".join(_from_here(base) for base in bases)
         raise InputError(f"the specs lie in several folders ({folders}); give --out, or one folder at a time")
@@ -108,15 +112,11 @@ def rendered(workspace: Workspace, cache: RenderCache) -> dict[str, str]:
     problems: list[Diagnostic] = []
     shared = False
     for source in workspace.sources:
-        key = cache.key(source.header, source.data)
-        files = cache.get(key)
-        if files is None:
-            try:
-                files = _render(source)
-            except SpecError as error:
-                problems.extend(error.diagnostics)
-                continue
-            cache.put(key, files)
+        try:
+            files = rendered_source(source, cache)
+        except SpecError as error:
+            problems.extend(error.diagnostics)
+            continue
         shared = shared or not everything.keys().isdisjoint(files)
         everything.update(files)
     if problems:
@@ -126,11 +126,17 @@ def rendered(workspace: Workspace, cache: RenderCache) -> dict[str, str]:
     return dict(sorted(everything.items()))
 
 
-def _render(source: Source) -> dict[str, str]:
-    from kgen.project import project
-    from kgen.spec.loader import load_text
+def rendered_source(source: Source, cache: RenderCache) -> dict[str, str]:
+    """``project`` of one spec, from the cache where it holds it. Raises what loading and ``project`` raise."""
+    key = cache.key(source.header, source.data)
+    files = cache.get(key)
+    if files is None:
+        from kgen.project import project
+        from kgen.spec.loader import load_text
 
-    return project([_named(load_text(source.data, source.shown), source)])
+        files = project([_named(load_text(source.data, source.shown), source)])
+        cache.put(key, files)
+    return files
 
 
 def _named(loaded: LoadedSpec, source: Source) -> LoadedSpec:

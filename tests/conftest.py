@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kgen import cache
+from kgen.store import ENVIRONMENT
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's cache of rendered output is neither read nor written by a test."""
     patch = pytest.MonkeyPatch()
-    patch.setenv(cache.ENVIRONMENT, str(tmp_path_factory.mktemp("cache")))
+    patch.setenv(ENVIRONMENT, str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
 

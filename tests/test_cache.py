@@ -12,6 +12,7 @@ import pytest
 
 from kgen import cache
 from kgen.cache import RenderCache
+from kgen.store import ABANDONED, ENVIRONMENT, RENDERED
 
 FILES = {"a/__init__.py": "x = 1\n", "a/prefill.py": "ü = '−'\n"}
 KEY = "ab" * 32
@@ -19,50 +20,62 @@ KEY = "ab" * 32
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "cache"))
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "cache"))
     return tmp_path / "cache/rendered"
 
 
 def test_what_is_put_comes_back(folder: Path) -> None:
-    store = RenderCache.open()
-    assert store.get(KEY) is None
-    store.put(KEY, FILES)
-    assert store.get(KEY) == FILES
+    renders = RenderCache.open()
+    assert renders.get(KEY) is None
+    renders.put(KEY, FILES)
+    assert renders.get(KEY) == FILES
     assert RenderCache.open().get(KEY) == FILES
     assert [path.name for path in folder.iterdir()] == [f"{KEY}.json"]
 
 
 def test_the_folder_is_private(folder: Path) -> None:
-    folder.mkdir(parents=True, mode=0o777)
-    folder.chmod(0o777)
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
     RenderCache.open().put(KEY, FILES)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_to_is_not_used(folder: Path, mode: int) -> None:
+    RenderCache.open().put(KEY, FILES)
+    folder.chmod(mode)
+    assert RenderCache.open().get(KEY) is None, "others may have planted it"
+    assert RENDERED.info().problem == "others may write to it; delete it"
+    assert RENDERED.clear() == 0
+    shutil.rmtree(folder)
+    RenderCache.open().put(KEY, FILES)
+    assert RenderCache.open().get(KEY) == FILES
+
+
 @pytest.mark.parametrize("cut", [0, 1, 40, 64, 65, 80, -1])
 def test_a_truncated_entry_is_replaced(folder: Path, cut: int) -> None:
-    store = RenderCache.open()
-    store.put(KEY, FILES)
+    renders = RenderCache.open()
+    renders.put(KEY, FILES)
     entry = folder / f"{KEY}.json"
     entry.write_bytes(entry.read_bytes()[:cut])
-    assert store.get(KEY) is None
-    store.put(KEY, FILES)
-    assert store.get(KEY) == FILES
+    assert renders.get(KEY) is None
+    renders.put(KEY, FILES)
+    assert renders.get(KEY) == FILES
 
 
 def test_a_changed_byte_is_noticed(folder: Path) -> None:
-    store = RenderCache.open()
-    store.put(KEY, FILES)
+    renders = RenderCache.open()
+    renders.put(KEY, FILES)
     entry = folder / f"{KEY}.json"
     entry.write_bytes(entry.read_bytes().replace(b"x = 1", b"x = 2"))
-    assert store.get(KEY) is None
+    assert renders.get(KEY) is None
 
 
 def test_the_entry_of_another_key_is_not_taken(folder: Path) -> None:
-    store = RenderCache.open()
-    store.put(KEY, FILES)
+    renders = RenderCache.open()
+    renders.put(KEY, FILES)
     shutil.copy(folder / f"{KEY}.json", folder / f"{'cd' * 32}.json")
-    assert store.get("cd" * 32) is None
+    assert renders.get("cd" * 32) is None
 
 
 def as_link(entry: Path, good: Path) -> None:
@@ -84,83 +97,108 @@ def as_noise(entry: Path, good: Path) -> None:
 @pytest.mark.parametrize("make", [as_link, as_folder, as_pipe, as_noise])
 def test_foreign_things_in_the_place_of_an_entry(folder: Path, tmp_path: Path, make: object) -> None:
     assert callable(make)
-    store = RenderCache.open()
-    store.put(KEY, FILES)
+    renders = RenderCache.open()
+    renders.put(KEY, FILES)
     good = tmp_path / "good"
     (folder / f"{KEY}.json").rename(good)
     make(folder / f"{KEY}.json", good)
-    assert store.get(KEY) is None
-    store.put(KEY, FILES)
-    assert store.get(KEY) in (FILES, None), "a folder in the way stays, everything else is replaced"
+    assert renders.get(KEY) is None
+    renders.put(KEY, FILES)
+    assert renders.get(KEY) in (FILES, None), "a folder in the way stays, everything else is replaced"
     assert not list(folder.glob(".*"))
 
 
 def test_no_home_and_no_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file/below", Path("/proc/kgen"), Path("x" * 5000), Path("a\0b")):
-        monkeypatch.setattr(os, "environ", {**os.environ, cache.ENVIRONMENT: str(place)})
-        store = RenderCache.open()
-        assert store.folder is None
-        store.put(KEY, FILES)
-        assert store.get(KEY) is None
-        assert cache.info().problem
-        assert cache.clear() == 0
+        monkeypatch.setattr(os, "environ", {**os.environ, ENVIRONMENT: str(place)})
+        renders = RenderCache.open()
+        assert renders.store is None
+        renders.put(KEY, FILES)
+        assert renders.get(KEY) is None
+        assert RENDERED.info().problem
+        assert RENDERED.clear() == 0
 
 
 def test_another_users_folder_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RenderCache.open().put(KEY, FILES)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert RenderCache.open().folder is None
-    assert "another user" in str(cache.info().problem)
+    assert RenderCache.open().store is None
+    assert "another user" in str(RENDERED.info().problem)
 
 
 def test_a_link_for_a_folder_is_not_used(folder: Path, tmp_path: Path) -> None:
     folder.parent.mkdir()
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    assert RenderCache.open().folder is None
+    assert RenderCache.open().store is None
 
 
 def test_a_full_disk_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RenderCache.open()
+    renders = RenderCache.open()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    store.put(KEY, FILES)
-    assert store.get(KEY) is None
+    renders.put(KEY, FILES)
+    assert renders.get(KEY) is None
     assert list(folder.iterdir()) == []
 
 
 def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_ENTRIES", 3)
+    monkeypatch.setattr("kgen.store.MOST_ENTRIES", 3)
     for number in range(5):
         key = f"{number:064x}"
-        store = RenderCache.open()
-        store.put(key, FILES)
+        renders = RenderCache.open()
+        renders.put(key, FILES)
         os.utime(folder / f"{key}.json", (number, number))
     RenderCache.open().put(KEY, FILES)
     assert sorted(path.stem for path in folder.iterdir()) == [f"{3:064x}", f"{4:064x}", KEY]
 
 
 def test_info_and_clear_touch_entries_alone(folder: Path) -> None:
-    store = RenderCache.open()
-    store.put(KEY, FILES)
+    renders = RenderCache.open()
+    renders.put(KEY, FILES)
     (folder / "notes.txt").write_text("mine")
-    assert (cache.info().entries, cache.info().problem) == (1, None)
-    assert cache.info().size == (folder / f"{KEY}.json").stat().st_size
-    assert cache.clear() == 1
+    assert (RENDERED.info().entries, RENDERED.info().problem) == (1, None)
+    assert RENDERED.info().size == (folder / f"{KEY}.json").stat().st_size
+    assert RENDERED.clear() == 1
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+
+
+def test_what_a_dead_process_left_goes_and_what_is_being_written_stays(folder: Path) -> None:
+    RenderCache.open().put(KEY, FILES)
+    dead, alive, own = (folder / f".{digit * 16}.tmp" for digit in "abc")
+    for path in (dead, alive):
+        path.write_bytes(b"half")
+    own.mkdir()
+    (own / "prefill.py").write_text("")
+    (folder / ".notes").write_text("mine")
+    for path in (dead, own, folder / ".notes", folder / f"{KEY}.json"):
+        age(path, ABANDONED + 1)
+    RenderCache.open().put("cd" * 32, FILES)
+    assert {path.name for path in folder.iterdir()} == {
+        alive.name,
+        ".notes",
+        f"{KEY}.json",
+        f"{'cd' * 32}.json",
+    }
+    assert RENDERED.clear() == 2
+    assert [path.name for path in folder.iterdir()] == [".notes"]
+
+
 def put_many(number: int) -> None:
-    store = RenderCache.open()
+    renders = RenderCache.open()
     for turn in range(40):
         key = f"{turn % 4:064x}"
-        found = store.get(key)
+        found = renders.get(key)
         assert found is None or found == {"a/x.py": f"{turn % 4}\n" * 1000}
-        store.put(key, {"a/x.py": f"{turn % 4}\n" * 1000})
+        renders.put(key, {"a/x.py": f"{turn % 4}\n" * 1000})
 
 
 def test_eight_processes_on_one_folder(folder: Path) -> None:
@@ -172,17 +210,17 @@ def test_eight_processes_on_one_folder(folder: Path) -> None:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0] * 8
     assert not list(folder.glob(".*"))
-    assert cache.info().entries == 4
+    assert RENDERED.info().entries == 4
 
 
 def test_the_key_depends_on_the_tools_the_spec_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RenderCache(None)
+    renders = RenderCache(None)
     keys = set()
     for tools in ("one", "two"):
         monkeypatch.setattr(cache, "toolchain_digest", lambda tools=tools: tools)
-        keys |= {store.key(name, data) for name in ("specs/a.yaml", "specs/b.yaml") for data in (b"", b"a", b"a\n")}
+        keys |= {renders.key(name, data) for name in ("specs/a.yaml", "specs/b.yaml") for data in (b"", b"a", b"a\n")}
     assert len(keys) == 12
-    assert store.key("specs/a.yaml", b"a") == RenderCache(None).key("specs/a.yaml", b"a")
+    assert renders.key("specs/a.yaml", b"a") == RenderCache(None).key("specs/a.yaml", b"a")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -537,10 +538,20 @@ def test_doctor_tells_of_a_cache_that_cannot_be_used(project: Path, monkeypatch:
 def test_cache_info_and_clear(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KGEN_CACHE_DIR", str(project / "cache"))
     kgen("build")
-    told = json.loads(kgen("cache", "info", "--format", "json").stdout)
-    assert (told["folder"], told["entries"], told["problem"]) == (str(project / "cache/rendered"), 2, None)
-    assert kgen("cache", "clear").stdout == "removed 2 entries\n"
-    assert "entries  0" in kgen("cache", "info").stdout
+    package = project / f"cache/packages/one-{'ab' * 32}"
+    package.parent.mkdir(mode=0o700)
+    package.mkdir()
+    (package / "prefill.py").write_text("x = 1\n")
+    told = {row.pop("name"): row for row in json.loads(kgen("cache", "info", "--format", "json").stdout)}
+    size = sum(path.stat().st_size for path in (project / "cache/rendered").iterdir())
+    assert told == {
+        "rendered": {"folder": str(project / "cache/rendered"), "entries": 2, "bytes": size, "problem": None},
+        "packages": {"folder": str(project / "cache/packages"), "entries": 1, "bytes": 6, "problem": None},
+    }
+    assert f"packages 1 6 {project / 'cache/packages'}" in re.sub(" +", " ", kgen("cache", "info").stdout)
+    assert kgen("cache", "clear").stdout == "removed 3 entries\n"
+    assert [row["entries"] for row in json.loads(kgen("cache", "info", "--format", "json").stdout)] == [0, 0]
+    assert not package.exists()
 
 
 def test_nothing_is_written_twice_at_once(project: Path) -> None:

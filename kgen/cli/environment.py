@@ -18,7 +18,7 @@ from kgen.errors import KgenError
 if TYPE_CHECKING:
     from types import ModuleType
 
-cache_app = typer.Typer(help="The cache of rendered output.", no_args_is_help=True)
+cache_app = typer.Typer(help="The cache of rendered output and of loaded packages.", no_args_is_help=True)
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,23 @@ def doctor(format: FormatOption = Format.TEXT) -> int:
 @cache_app.command("info")
 @guarded
 def cache_info(format: FormatOption = Format.TEXT) -> int:
-    """Print the folder of the cache, its entries and its size."""
-    from kgen import cache
+    """Print the folders of the cache, their entries and their sizes."""
+    from kgen.store import STORES
 
-    found = cache.info()
+    found = [store.info() for store in STORES]
     if format is Format.JSON:
         output.data(
-            {"folder": str(found.folder), "entries": found.entries, "bytes": found.size, "problem": found.problem}
+            [
+                {"name": f.name, "folder": str(f.folder), "entries": f.entries, "bytes": f.size, "problem": f.problem}
+                for f in found
+            ]
         )
     else:
-        output.line(f"folder   {found.folder}")
-        output.line(f"entries  {found.entries}")
-        output.line(f"bytes    {found.size}")
-        if found.problem:
-            output.line(f"not used: {found.problem}")
+        rows = [(f.name, str(f.entries), str(f.size), str(f.folder)) for f in found]
+        output.table(("CACHE", "ENTRIES", "BYTES", "FOLDER"), rows)
+        for f in found:
+            if f.problem:
+                output.line(f"not used: {f.folder}: {f.problem}")
     return 0
 
 
@@ -68,9 +71,9 @@ def cache_info(format: FormatOption = Format.TEXT) -> int:
 @guarded
 def cache_clear() -> int:
     """Delete the entries of the cache."""
-    from kgen import cache
+    from kgen.store import STORES
 
-    output.line(f"removed {cache.clear()} entries")
+    output.line(f"removed {sum(store.clear() for store in STORES)} entries")
     return 0
 
 
@@ -142,12 +145,13 @@ def _known_gpu(torch: ModuleType) -> Finding:
 
 
 def _cache() -> Finding:
-    from kgen import cache
+    from kgen.store import STORES
 
-    found = cache.info()
-    if found.problem:
-        return Finding("cache", "note", f"{found.folder}: not used, {found.problem}; builds are slower, and the same")
-    return Finding("cache", "ok", f"{found.folder}, {found.entries} entries")
+    found = [store.info() for store in STORES]
+    problems = [f"{f.folder}: not used, {f.problem}" for f in found if f.problem]
+    if problems:
+        return Finding("cache", "note", "; ".join([*problems, "builds are slower, and the same"]))
+    return Finding("cache", "ok", ", ".join(f"{f.folder}, {f.entries} entries" for f in found))
 
 
 def _templates() -> Finding:

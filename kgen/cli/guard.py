@@ -18,12 +18,11 @@ from typing import ParamSpec
 import typer
 
 from kgen.cli import output
-from kgen.errors import KgenError, SpecError
+from kgen.errors import KgenError, MissingDependencyError, SpecError
 
 P = ParamSpec("P")
 
 TRACEBACK = "KGEN_TRACEBACK"
-_ENVIRONMENT = {"torch", "triton", "numpy"}
 
 
 def guarded(body: Callable[P, int]) -> Callable[P, None]:
@@ -60,12 +59,10 @@ def _run(body: Callable[[], int], format: str) -> int:
 
 def _unexpected(error: Exception) -> int:
     """The exit code of what no part of kgen raises on purpose."""
-    if isinstance(error, ImportError) and (error.name or "").split(".")[0] in _ENVIRONMENT:
-        if isinstance(error, ModuleNotFoundError):
-            output.error(f"this needs {error.name}, which is not installed; `kgen doctor` tells what is")
-        else:
-            output.error(f"{error.name} is installed but cannot be imported: {error}")
-        return 4
+    missing = MissingDependencyError.of(error) if isinstance(error, ImportError) else None
+    if missing is not None:
+        output.error(str(missing))
+        return missing.exit_code
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error, file=sys.stderr)
     place = traceback.extract_tb(error.__traceback__)[-1]
